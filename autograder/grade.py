@@ -1,0 +1,295 @@
+"""Grade one notebook."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from .checks import Failed, rng_for
+from .diagnose import diagnose, smallest_failure
+from .forbidden import find_forbidden
+from .learner import LearnerError, explain
+from .notebooks import (
+    Unreadable,
+    bound_names,
+    code_cells,
+    grade_id,
+    is_answer,
+    is_locked,
+    merge,
+    read,
+    same_code,
+)
+from .report import CheckResult, QuestionResult, Report
+from .sandbox import SandboxedLearner
+
+# What keeps strangers' code from what it should not reach. Only the time limit so far.
+ISOLATION = {"time": True, "memory": False, "files": False, "network": False, "processes": False}
+GONE = ("timeout", "crashed")  # the process is gone; the next check would end the same way
+
+
+class Grading:
+    """One notebook being graded, a question at a time.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        The notebook handed in.
+    course : Course
+    server : Server
+    seed : int
+        Draws the hidden inputs. The same seed gives the same report.
+    submission : str, optional
+        What to call it in the report; the file's stem by default.
+
+    Raises
+    ------
+    Unreadable
+        If the file is not a notebook, or not one of this course.
+    """
+
+    def __init__(self, path, course, server, seed=0, submission=None):
+        self.path = path
+        self.course = course
+        self.seed = seed
+        self.submission = submission or path.stem
+        notebook = read(path)
+        self.stem = course.identify(notebook, path)
+        if self.stem is None:
+            known = ", ".join(course.stems())
+            raise Unreadable(f"it answers no question of this course ({known})")
+        self.questions = course.questions(self.stem)
+        self.pristine = course.pristine(self.stem)
+        self.notebook = merge(notebook, self.pristine)
+        self.cells = code_cells(self.notebook)
+        sources = [(name, source) for name, source, _ in self.cells]
+        self.learner = SandboxedLearner(server, sources, seed=seed)
+        self.results = {}
+
+    def result(self, question):
+        """Grade one question, once.
+
+        Parameters
+        ----------
+        question : Question
+
+        Returns
+        -------
+        QuestionResult
+        """
+        if question.id not in self.results:
+            found = self._before_running(question)
+            self.results[question.id] = found or grade_question(
+                question, self.learner, self.seed, self.course.mistakes(self.stem)
+            )
+        return self.results[question.id]
+
+    def report(self):
+        """Grade the questions that are not graded yet and return the whole report."""
+        try:
+            results = [self.result(question) for question in self.questions]
+        finally:
+            self.learner.close()
+        return Report(self.stem, self.submission, self.seed, dict(ISOLATION), results)
+
+    @cached_property
+    def stubs(self):
+        """The answer cells as they were handed out, by the name that each binds."""
+        return {grade_id(cell): cell.source for cell in self.pristine.cells if is_answer(cell)}
+
+    def _before_running(self, question):
+        """Return the result that can be told without running a check, or None."""
+        learners = [(name, source) for name, source, cell in self.cells if not is_locked(cell)]
+        binding = [source for _, source in learners if question.id in bound_names(source)]
+        stub = self.stubs.get(question.id)
+        if stub is not None and binding and all(same_code(source, stub) for source in binding):
+            return not_attempted(question)
+        sources = [source for _, source in learners]
+        if used := find_forbidden(sources, question.id, question.forbid):
+            return ungraded(
+                question,
+                "forbidden",
+                f"The answer uses {used}. Write it without: that is the exercise.",
+            )
+        try:
+            self.learner.value(question.id)
+        except LearnerError as error:
+            if error.kind != "missing":
+                return None  # the name is there; a value that cannot be read is for the checks
+            own = [name for name, source in learners if question.id in bound_names(source)]
+            for name in [question.id, *own]:
+                if name in self.learner.errors:
+                    details = self.learner.errors[name]
+                    status = details["kind"] if details["kind"] in (*GONE, "memory") else "error"
+                    return ungraded(
+                        question, status, f"The cell of `{question.id}` stops: {explain(details)}"
+                    )
+            return ungraded(
+                question,
+                "missing",
+                f"No cell defines `{question.id}`. Was its cell deleted or renamed?",
+            )
+        return None
+
+
+def grade_question(question, learner, seed, mistakes=()):
+    """Run the checks of a question and find out what went wrong.
+
+    Parameters
+    ----------
+    question : Question
+    learner : Learner
+    seed : int
+    mistakes : sequence of Mistake
+        Known mistakes, of this question and others.
+
+    Returns
+    -------
+    QuestionResult
+    """
+    learner.seconds = question.seconds
+    results, kinds, records = [], [], {}
+    for check in question.checks:
+        if kinds and kinds[-1] in GONE:
+            results.append(CheckResult(check.name, False, "Not run after the trouble above."))
+            continue
+        learner.record.clear()
+        kind, message = run_check(question, check, learner, seed)
+        results.append(CheckResult(check.name, kind == "passed", message))
+        kinds.append(kind)
+        records[check.name] = list(learner.record)
+    if all(kind == "not_attempted" for kind in kinds):
+        return not_attempted(question)
+    points = sum(
+        check.points for check, r in zip(question.checks, results, strict=True) if r.passed
+    )
+    status = status_of(kinds)
+    failing = [r.name for r in results if not r.passed and r.name in records]
+    found = None
+    if failing and status not in GONE:
+        own = [mistake for mistake in mistakes if mistake.question == question.id]
+        found = diagnose(question, learner, records, failing, own, seed)
+        if found is None:
+            show_smallest_failure(question, learner, results, kinds, seed)
+    return QuestionResult(
+        question.id,
+        points,
+        question.max_points,
+        status,
+        found and found.id,
+        feedback(question, results, found),
+        results,
+    )
+
+
+def show_smallest_failure(question, learner, results, kinds, seed):
+    """Let the first property that does not hold speak of the smallest example found."""
+    place = next((i for i, kind in enumerate(kinds) if kind != "passed"), None)
+    if place is not None and kinds[place] == "failed":
+        learner.record.clear()
+        check = question.checks[place]
+        run_check(question, check, learner, seed)
+        results[place].message = smallest_failure(
+            question, check, learner, results[place].message, seed
+        )
+
+
+def feedback(question, results, mistake):
+    """Say what is right already, what is not, and what to look at.
+
+    Parameters
+    ----------
+    question : Question
+    results : sequence of CheckResult
+    mistake : Mistake or None
+
+    Returns
+    -------
+    str
+        Empty where all is right.
+    """
+    failing = next((result for result in results if not result.passed), None)
+    if failing is None:
+        return ""
+    lines = []
+    right = [result.name.replace("_", " ") for result in results if result.passed]
+    if right:
+        more = f" (and {len(right) - 1} more)" if len(right) > 1 else ""
+        lines.append(f"Right already: {right[0]}{more}.")
+    lines.append(f"Not yet: {failing.name.replace('_', ' ')}.")
+    lines.append(failing.message)
+    if mistake is not None:
+        lines.append(f"Look at this: {mistake.tell}")
+    section = mistake.section if mistake is not None else question.section
+    lines.append(f'Reread "{section}" in the chapter.')
+    return "\n".join(lines)
+
+
+def run_check(question, check, learner, seed):
+    """Run one check.
+
+    Returns
+    -------
+    tuple of (str, str)
+        ``"passed"``, ``"failed"`` or the kind of a `LearnerError`; and a message.
+    """
+    try:
+        check.function(learner, rng_for(seed, question, check))
+    except Failed as failure:
+        return "failed", str(failure)
+    except LearnerError as error:
+        unwritten = error.details.get("function")
+        if error.kind == "not_attempted" and unwritten and unwritten != question.id:
+            return "error", f"The answer calls `{unwritten}`, which is still to be written."
+        return error.kind, str(error)
+    return "passed", ""
+
+
+def status_of(kinds):
+    """Sum up what the checks of a question gave into one status."""
+    if set(kinds) == {"passed"}:
+        return "passed"
+    for kind in ("timeout", "crashed", "memory"):
+        if kind in kinds:
+            return kind
+    if "passed" in kinds:
+        return "partial"
+    return "failed" if "failed" in kinds else "error"
+
+
+def not_attempted(question):
+    return ungraded(
+        question, "not_attempted", f"`{question.id}` is still to be written: open its cell."
+    )
+
+
+def ungraded(question, status, message):
+    """Return the result of an answer whose checks were not run."""
+    checks = [CheckResult(check.name, False, "Not run.") for check in question.checks]
+    return QuestionResult(question.id, 0.0, question.max_points, status, None, message, checks)
+
+
+def grade(path, course, server, seed=0, submission=None):
+    """Grade a notebook, whatever state it is in.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+    course : Course
+    server : Server
+    seed : int
+    submission : str, optional
+
+    Returns
+    -------
+    Report
+    """
+    try:
+        return Grading(path, course, server, seed, submission).report()
+    except Unreadable as error:
+        name = next((stem for stem in course.stems() if stem in path.name), path.stem)
+        return unreadable(name, submission or path.stem, seed, str(error))
+
+
+def unreadable(stem, submission, seed, reason):
+    """Return the report of a file that is no notebook of the course."""
+    return Report(stem, submission, seed, dict(ISOLATION), [], "unreadable", reason)

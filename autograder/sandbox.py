@@ -1,0 +1,295 @@
+"""The grader's side of the sandbox: start the server, talk to its children, keep the time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import site
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from . import wire
+from .learner import Learner
+
+START_SECONDS = 120  # for importing NumPy and PyTorch on a slow disk
+PRELOAD = ("numpy", "torch")
+
+
+class Server:
+    """The warm server, started when first needed. Use it as a context manager.
+
+    Parameters
+    ----------
+    answer_key : sequence of str
+        Packages that learners' code must not import.
+
+    Raises
+    ------
+    RuntimeError
+        When it is first used, on a platform that cannot fork.
+    """
+
+    def __init__(self, answer_key=()):
+        self.answer_key = list(answer_key)
+        self.process = None
+        self.lock = threading.Lock()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def start(self):
+        """Start the server unless it runs; return at once, while it is still importing."""
+        if self.process is not None:
+            return
+        if not hasattr(os, "fork"):
+            raise RuntimeError(
+                "grading needs a system that can fork: Linux, macOS, or Linux inside Windows "
+                "(WSL). In a notebook, `check(...)` works everywhere."
+            )
+        self.control, theirs = socket.socketpair()
+        self.control.settimeout(START_SECONDS)
+        options = {
+            "paths": library_folders(),
+            "preload": PRELOAD,
+            "answer_key": self.answer_key,
+        }
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-I", "-S", Path(__file__).with_name("server.py")),
+                *(str(theirs.fileno()), json.dumps(options)),
+            ],
+            pass_fds=[theirs.fileno()],
+            cwd=tempfile.gettempdir(),
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self.replies = self.control.makefile("rb")
+
+    def request(self, fds=(), **request):
+        with self.lock:
+            self.start()
+            line = json.dumps(request).encode() + b"\n"
+            try:
+                socket.send_fds(self.control, [line], fds)
+                reply = self.replies.readline()
+            except OSError as error:
+                raise RuntimeError(f"the grading server does not answer: {error}") from error
+        if not reply:
+            raise RuntimeError(
+                "the grading server ended; try `python -c 'import numpy, torch'` to see whether "
+                "the installation is whole"
+            )
+        return json.loads(reply)
+
+    def fork(self, seed):
+        """Fork a child.
+
+        Parameters
+        ----------
+        seed : int
+            Seeds the child's random generators.
+
+        Returns
+        -------
+        Child
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reply = self.request([theirs.fileno()], op="fork", seed=seed)
+        return Child(self, ours, reply["pid"])
+
+    def close(self):
+        if self.process is None:
+            return
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.replies.close()
+        self.control.close()
+        self.process = None
+
+
+def library_folders():
+    """Where installed packages lie, NumPy's own folder first."""
+    numpy_home = str(Path(find_spec("numpy").origin).parents[1])
+    installed = site.getsitepackages()
+    if site.ENABLE_USER_SITE:
+        installed = [*installed, site.getusersitepackages()]
+    return [path for path in dict.fromkeys([numpy_home, *installed]) if os.path.isdir(path)]
+
+
+def clean_environment():
+    """The few variables that a learner's process gets."""
+    kept = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "LC_ALL", "TMPDIR", "TZ")}
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return kept | one_thread | {"MPLBACKEND": "Agg", "HOME": tempfile.gettempdir()}
+
+
+class Child:
+    """One child process and the socket it answers on."""
+
+    def __init__(self, server, sock, pid):
+        self.server = server
+        self.sock = sock
+        self.pid = pid
+
+    def ask(self, operation, arguments, seconds):
+        """Send a request and wait for its outcome.
+
+        Parameters
+        ----------
+        operation : {"run", "call", "value", "step"}
+        arguments : sequence
+            Of the method of `answers.Answers` with that name.
+        seconds : float
+            How long to wait.
+
+        Returns
+        -------
+        dict
+            The outcome; if the child did not give one, the child is gone and the error's kind
+            is ``"timeout"`` or ``"crashed"``.
+        """
+        deadline = time.monotonic() + seconds
+        try:
+            self.sock.settimeout(seconds)
+            wire.send(self.sock, wire.encode([operation, list(arguments)]))
+            outcome = wire.decode(wire.receive(lambda size: self._read(size, deadline)))
+            return trusted_shape(outcome)
+        except TimeoutError:
+            self.end()
+            return {"error": {"kind": "timeout", "seconds": seconds}}
+        except (OSError, EOFError):
+            return {"error": {"kind": "crashed", "message": _how(self.end())}}
+        except wire.WireError as error:
+            self.end()
+            return {"error": {"kind": "crashed", "message": str(error)}}
+
+    def end(self):
+        """Kill the child with all it started. Returns how it ended."""
+        self.sock.close()
+        if self.pid is None:
+            return {}
+        pid, self.pid = self.pid, None
+        return self.server.request(op="end", pid=pid)
+
+    @property
+    def gone(self):
+        return self.pid is None
+
+    def _read(self, size, deadline):
+        chunks = bytearray()
+        while len(chunks) < size:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self.sock.settimeout(left)
+            if not (chunk := self.sock.recv(min(size - len(chunks), 1 << 20))):
+                raise EOFError
+            chunks += chunk
+        return bytes(chunks)
+
+
+def trusted_shape(outcome):
+    """Bring what a child sent into the shape of an outcome, whatever the child made of it.
+
+    Parameters
+    ----------
+    outcome : object
+
+    Returns
+    -------
+    dict
+        ``{"value": …, "arguments": list}`` or ``{"error": {…}}``.
+    """
+    if not isinstance(outcome, dict):
+        raise wire.WireError("an outcome is a dict")
+    if "error" not in outcome:
+        arguments = outcome.get("arguments")
+        return {
+            "value": outcome.get("value"),
+            "arguments": arguments if isinstance(arguments, list) else [],
+        }
+    sent = outcome["error"] if isinstance(outcome["error"], dict) else {}
+    kind = sent.get("kind")
+    error = {"kind": kind if kind in ("memory", "missing", "not_attempted") else "error"}
+    for key in ("type", "message", "cell", "function", "text"):
+        error[key] = str(sent[key])[:500] if isinstance(sent.get(key), str) else ""
+    error["line"] = sent["line"] if isinstance(sent.get("line"), int) else 0
+    return {"error": error}
+
+
+def _how(status):
+    if "signal" in status:
+        return f"Python was ended by {status['signal']}"
+    if "exit" in status:
+        return f"Python was ended with exit status {status['exit']}"
+    return "the connection was closed"
+
+
+class SandboxedLearner(Learner):
+    """A learner whose code runs in a child process.
+
+    Parameters
+    ----------
+    server : Server
+    cells : sequence of (str, str)
+        The id and the source of each cell, in order. All run; an error in one does not stop
+        the next.
+    seed : int
+        Seeds the child's random generators.
+    cell_seconds : float
+        Time limit of each cell.
+    """
+
+    def __init__(self, server, cells, *, seed=0, cell_seconds=20.0):
+        super().__init__()
+        self.server = server
+        self.cells = list(cells)
+        self.seed = seed
+        self.cell_seconds = cell_seconds
+        self.errors = {}  # of cells, by id
+        self.child = None
+
+    def load(self):
+        """Run the cells in a fresh child, without those that hung or crashed before."""
+        for _ in range(len(self.cells) + 1):  # each try takes out one such cell, or is the last
+            self.child = self.server.fork(self.seed)
+            for cell_id, source in self.cells:
+                if self.errors.get(cell_id, {}).get("kind") in ("timeout", "crashed"):
+                    continue
+                outcome = self.child.ask("run", (cell_id, source), self.cell_seconds)
+                if "error" in outcome:
+                    self.errors[cell_id] = outcome["error"]
+                if self.child.gone:
+                    break
+            else:
+                return
+
+    def close(self):
+        """End the child."""
+        if self.child is not None:
+            self.child.end()
+            self.child = None
+
+    def _ask(self, name, *arguments):
+        if self.child is None or self.child.gone:
+            self.load()
+        return self.child.ask(name, arguments, self.seconds)

@@ -1,0 +1,1 @@
+"""The definitions, slow and plainly right: one module a chapter, NumPy loops, no torch."""
