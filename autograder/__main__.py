@@ -7,15 +7,13 @@ import secrets
 import sys
 from pathlib import Path
 
+from . import wall
 from .batch import grade_all
 from .course import Course, CourseError
+from .grade import describe_isolation
 from .release import ReleaseError, release
 from .report import next_step, table
-
-WARNING = (
-    "Not for strangers' code yet: a submission runs with a time limit, but it can read and "
-    "change your files. Grade only notebooks that you trust."
-)
+from .sandbox import Server
 
 
 def main(argv=None):
@@ -27,12 +25,19 @@ def main(argv=None):
     grading = commands.add_parser(
         "grade",
         help="grade notebooks that were handed in",
-        description=f"Grade notebooks. {WARNING}",
+        description="Grade notebooks that were handed in. Each runs walled in: see the report's "
+        "`isolation` for what was in force.",
     )
     grading.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="notebook or folder")
     grading.add_argument("--out", type=Path, metavar="DIR", help="where reports are written")
     grading.add_argument("--json", choices=["-"], help="print the one report as JSON")
     grading.add_argument("--seed", type=int, help="of the hidden inputs (drawn if not given)")
+
+    grading.add_argument(
+        "--require-isolation",
+        action="store_true",
+        help="refuse to grade where a submission could reach files, network or processes",
+    )
 
     releasing = commands.add_parser("release", help="make exercises/ from solutions/")
     releasing.add_argument("stems", nargs="*", metavar="STEM", help="which notebooks (all)")
@@ -53,8 +58,12 @@ def run_grade(course, arguments):
     if not (arguments.out or arguments.json):
         print("autograder: say where reports go: --out DIR or --json -", file=sys.stderr)
         return 2
-    print(WARNING, file=sys.stderr)
-    reports = grade_all(arguments.paths, course, arguments.out, arguments.seed)
+    with Server(course.answer_key, isolated=True) as server:
+        if missing := missing_walls(server):
+            print(missing, file=sys.stderr)
+            if arguments.require_isolation:
+                return 2
+        reports = grade_all(arguments.paths, course, arguments.out, arguments.seed, server)
     if arguments.json and len(reports) != 1:
         print(f"autograder: --json - prints one report; found {len(reports)}", file=sys.stderr)
         return 2
@@ -64,6 +73,20 @@ def run_grade(course, arguments):
         for report in reports:
             print(report if report.status != "graded" else "\n".join(summary(report)), end="\n\n")
     return int(any(report.status != "graded" for report in reports))
+
+
+def missing_walls(server):
+    """Say what a submission could reach on this machine, or return the empty string."""
+    isolation = describe_isolation(server.layers())
+    open_to = [name for name, closed in isolation.items() if not closed]
+    if not open_to:
+        return ""
+    why = wall.why_not()
+    return (
+        f"autograder: not for strangers' code on this machine: no wall for {', '.join(open_to)}."
+        + (f"\n  Missing is {why}." if why else "")
+        + "\n  Grade only notebooks that you trust, or grade on a Linux machine with bubblewrap."
+    )
 
 
 def summary(report):

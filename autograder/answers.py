@@ -7,6 +7,7 @@ process). Each returns an outcome: a plain dict that `wire` can send.
 from __future__ import annotations
 
 import ast
+import importlib
 import linecache
 import traceback
 import types
@@ -63,7 +64,7 @@ class Answers:
         Parameters
         ----------
         target : str or list
-            A name, or ``[handle, method]``.
+            A name, or ``[handle, method]``. A dotted name is a library's: ``"torch.nn.RNN"``.
         args : list
         kwargs : dict
             Arguments; a `wire.Handle` among them stands for its object.
@@ -150,6 +151,9 @@ class Answers:
 
     def _find(self, target):
         if isinstance(target, str):
+            if "." in target:  # of a library: no name of an answer has a dot
+                module, _, name = target.rpartition(".")
+                return getattr(importlib.import_module(module), name)
             if target not in self.namespace:
                 raise Missing(f"`{target}` is not defined")
             return self.namespace[target]
@@ -185,8 +189,11 @@ def describe(error):
         message = str(error)[:MESSAGE_LENGTH]
     except Exception:
         message = ""
+    kind = next((kind for cls, kind in kinds.items() if isinstance(error, cls)), "error")
+    if isinstance(error, RuntimeError) and "allocate memory" in message:  # how torch says it
+        kind = "memory"
     found = {
-        "kind": next((kind for cls, kind in kinds.items() if isinstance(error, cls)), "error"),
+        "kind": kind,
         "type": type(error).__name__,
         "message": message,
     }

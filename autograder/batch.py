@@ -7,10 +7,9 @@ import io
 
 from .grade import grade
 from .report import number
-from .sandbox import Server
 
 
-def grade_all(paths, course, out, seed):
+def grade_all(paths, course, out, seed, server):
     """Grade notebooks, one after another.
 
     Parameters
@@ -21,18 +20,18 @@ def grade_all(paths, course, out, seed):
     out : pathlib.Path or None
         Where ``gradebook.csv`` and ``<submission>/<stem>.json`` are written.
     seed : int
+    server : Server
 
     Returns
     -------
     list of Report
     """
     reports = []
-    with Server(course.answer_key) as server:
-        for submission, path in find_submissions(paths):
-            report = grade(path, course, server, seed, submission)
-            reports.append(report)
-            if out is not None:
-                write_whole(out / submission / f"{report.notebook}.json", report.as_json())
+    for submission, path in find_submissions(paths):
+        report = grade(path, course, server, seed, submission)
+        reports.append(report)
+        if out is not None:
+            write_whole(out / submission / f"{report.notebook}.json", report.as_json())
     if out is not None:
         write_whole(out / "gradebook.csv", gradebook(reports))
     return reports

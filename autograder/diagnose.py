@@ -115,7 +115,13 @@ def same(first, second, handles):
         if first.shape != second.shape or "U" in (first.dtype.kind, second.dtype.kind):
             return np.array_equal(first, second)
         return bool(np.isclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True).all())
+    if _is_number(first) and _is_number(second):
+        return bool(np.isclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True))
     return type(first) is type(second) and first == second
+
+
+def _is_number(value):
+    return isinstance(value, float) or (type(value) is int and abs(value) < 2**53)
 
 
 def _ask_more(question, learner, names, seed):

@@ -20,10 +20,8 @@ from .notebooks import (
     same_code,
 )
 from .report import CheckResult, QuestionResult, Report
-from .sandbox import SandboxedLearner
+from .sandbox import SandboxedLearner, ServerGone
 
-# What keeps strangers' code from what it should not reach. Only the time limit so far.
-ISOLATION = {"time": True, "memory": False, "files": False, "network": False, "processes": False}
 GONE = ("timeout", "crashed")  # the process is gone; the next check would end the same way
 
 
@@ -61,9 +59,14 @@ class Grading:
         self.pristine = course.pristine(self.stem)
         self.notebook = merge(notebook, self.pristine)
         self.cells = code_cells(self.notebook)
-        sources = [(name, source) for name, source, _ in self.cells]
-        self.learner = SandboxedLearner(server, sources, seed=seed)
+        self.server = server
         self.results = {}
+
+    @cached_property
+    def learner(self):
+        """The learner whose code runs in the sandbox."""
+        sources = [(name, source) for name, source, _ in self.cells]
+        return SandboxedLearner(self.server, sources, seed=self.seed)
 
     def result(self, question):
         """Grade one question, once.
@@ -89,7 +92,8 @@ class Grading:
             results = [self.result(question) for question in self.questions]
         finally:
             self.learner.close()
-        return Report(self.stem, self.submission, self.seed, dict(ISOLATION), results)
+        isolation = describe_isolation(self.learner.layers)
+        return Report(self.stem, self.submission, self.seed, isolation, results)
 
     @cached_property
     def stubs(self):
@@ -283,13 +287,40 @@ def grade(path, course, server, seed=0, submission=None):
     -------
     Report
     """
-    try:
-        return Grading(path, course, server, seed, submission).report()
-    except Unreadable as error:
-        name = next((stem for stem in course.stems() if stem in path.name), path.stem)
-        return unreadable(name, submission or path.stem, seed, str(error))
+    for last in (False, True):
+        try:
+            return Grading(path, course, server, seed, submission).report()
+        except Unreadable as error:
+            name = next((stem for stem in course.stems() if stem in path.name), path.stem)
+            return unreadable(name, submission or path.stem, seed, str(error), server.layers())
+        except ServerGone:  # killed: nothing of this grading counts
+            if last:
+                raise
+            server.restart()
+    raise AssertionError("unreachable")
 
 
-def unreadable(stem, submission, seed, reason):
+def unreadable(stem, submission, seed, reason, layers=()):
     """Return the report of a file that is no notebook of the course."""
-    return Report(stem, submission, seed, dict(ISOLATION), [], "unreadable", reason)
+    return Report(stem, submission, seed, describe_isolation(layers), [], "unreadable", reason)
+
+
+def describe_isolation(layers):
+    """Say from what a submission was kept.
+
+    Parameters
+    ----------
+    layers : set of str
+        See `Server.layers`.
+
+    Returns
+    -------
+    dict of str to bool
+    """
+    return {
+        "time": True,
+        "memory": "memory" in layers,
+        "files": "scratch" in layers,  # only inside the outer wall
+        "network": "network" in layers,
+        "processes": "processes" in layers,
+    }

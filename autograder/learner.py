@@ -79,9 +79,11 @@ class Learner:
         Parameters
         ----------
         name : str
-            The name that the answer binds.
+            The name that the answer binds. A dotted name calls a library where the learner's
+            code runs, to make there what an answer takes and what cannot travel:
+            ``learner.call("torch.nn.RNN", 3, 4)`` returns the handle of a cell.
         *args, **kwargs
-            Values that `wire` can send. The learner's code gets copies.
+            Values that `wire` can send, and handles. The learner's code gets copies.
 
         Returns
         -------

@@ -8,18 +8,21 @@ import os
 import site
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from . import wire
+from . import wall, wire
 from .learner import Learner
 
 START_SECONDS = 120  # for importing NumPy and PyTorch on a slow disk
 PRELOAD = ("numpy", "torch")
+
+
+class ServerGone(RuntimeError):
+    """The server ended, or could not be started."""
 
 
 class Server:
@@ -29,6 +32,9 @@ class Server:
     ----------
     answer_key : sequence of str
         Packages that learners' code must not import.
+    isolated : bool
+        Whether to keep submissions from files, network and other processes. If not, they have
+        a time limit only: for a learner's own work.
 
     Raises
     ------
@@ -36,8 +42,10 @@ class Server:
         When it is first used, on a platform that cannot fork.
     """
 
-    def __init__(self, answer_key=()):
+    def __init__(self, answer_key=(), *, isolated=False):
         self.answer_key = list(answer_key)
+        self.isolated = isolated
+        self._layers = None if isolated else set()
         self.process = None
         self.lock = threading.Lock()
 
@@ -58,16 +66,22 @@ class Server:
             )
         self.control, theirs = socket.socketpair()
         self.control.settimeout(START_SECONDS)
+        folders = library_folders()
+        walled = self.isolated and not wall.why_not()
         options = {
-            "paths": library_folders(),
+            "paths": folders,
             "preload": PRELOAD,
             "answer_key": self.answer_key,
+            "isolated": self.isolated,
+            "walled": walled,
         }
+        program = wall.HOME / "server.py" if walled else Path(__file__).with_name("server.py")
+        command = [wall.interpreter(), "-I", "-S", str(program), str(theirs.fileno())]
+        command.append(json.dumps(options))
+        if walled:
+            command = wall.walled(command, folders, [*self.answer_key, "autograder", "tests"])
         self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-I", "-S", Path(__file__).with_name("server.py")),
-                *(str(theirs.fileno()), json.dumps(options)),
-            ],
+            command,
             pass_fds=[theirs.fileno()],
             cwd=tempfile.gettempdir(),
             env=clean_environment(),
@@ -76,21 +90,30 @@ class Server:
             stderr=subprocess.DEVNULL,
         )
         theirs.close()
+        self.ready = False
         self.replies = self.control.makefile("rb")
 
     def request(self, fds=(), **request):
         with self.lock:
             self.start()
-            line = json.dumps(request).encode() + b"\n"
+            if not self.ready:
+                self._reply()
+                self.ready = True
             try:
-                socket.send_fds(self.control, [line], fds)
-                reply = self.replies.readline()
+                socket.send_fds(self.control, [json.dumps(request).encode() + b"\n"], fds)
             except OSError as error:
-                raise RuntimeError(f"the grading server does not answer: {error}") from error
+                raise ServerGone(f"the grading server does not answer: {error}") from error
+            return self._reply()
+
+    def _reply(self):
+        try:
+            reply = self.replies.readline()
+        except OSError as error:
+            raise ServerGone(f"the grading server does not answer: {error}") from error
         if not reply:
-            raise RuntimeError(
+            raise ServerGone(
                 "the grading server ended; try `python -c 'import numpy, torch'` to see whether "
-                "the installation is whole"
+                "the installation is whole, and whether every user may read it"
             )
         return json.loads(reply)
 
@@ -110,6 +133,26 @@ class Server:
         with theirs:
             reply = self.request([theirs.fileno()], op="fork", seed=seed)
         return Child(self, ours, reply["pid"])
+
+    def layers(self):
+        """Say which walls stand around submissions on this machine.
+
+        Returns
+        -------
+        set of str
+            Of ``"memory"``, ``"network"``, ``"processes"`` and ``"scratch"`` (the outer wall,
+            and a folder of its own inside).
+        """
+        if self._layers is None:
+            child = self.fork(0)
+            self._layers = child.layers()
+            child.end()
+        return self._layers
+
+    def restart(self):
+        """Start anew, after the server was killed."""
+        self.close()
+        self.start()
 
     def close(self):
         if self.process is None:
@@ -190,6 +233,10 @@ class Child:
         pid, self.pid = self.pid, None
         return self.server.request(op="end", pid=pid)
 
+    def layers(self):
+        """Ask which walls stand around this child, before any code of a learner runs in it."""
+        return set(self.ask("layers", (), START_SECONDS)["value"])
+
     @property
     def gone(self):
         return self.pid is None
@@ -255,12 +302,15 @@ class SandboxedLearner(Learner):
         the next.
     seed : int
         Seeds the child's random generators.
-    cell_seconds : float
-        Time limit of each cell.
+    cell_seconds, notebook_seconds : float
+        Time limits of each cell, and of all cells and checks together.
     """
 
-    def __init__(self, server, cells, *, seed=0, cell_seconds=20.0):
+    def __init__(self, server, cells, *, seed=0, cell_seconds=20.0, notebook_seconds=600.0):
         super().__init__()
+        self.notebook_seconds = notebook_seconds
+        self.used_seconds = 0.0
+        self.layers = set(server.layers())  # the walls around this learner's code
         self.server = server
         self.cells = list(cells)
         self.seed = seed
@@ -272,10 +322,11 @@ class SandboxedLearner(Learner):
         """Run the cells in a fresh child, without those that hung or crashed before."""
         for _ in range(len(self.cells) + 1):  # each try takes out one such cell, or is the last
             self.child = self.server.fork(self.seed)
+            self.layers &= self.child.layers()
             for cell_id, source in self.cells:
                 if self.errors.get(cell_id, {}).get("kind") in ("timeout", "crashed"):
                     continue
-                outcome = self.child.ask("run", (cell_id, source), self.cell_seconds)
+                outcome = self._timed("run", (cell_id, source), self.cell_seconds)
                 if "error" in outcome:
                     self.errors[cell_id] = outcome["error"]
                 if self.child.gone:
@@ -292,4 +343,13 @@ class SandboxedLearner(Learner):
     def _ask(self, name, *arguments):
         if self.child is None or self.child.gone:
             self.load()
-        return self.child.ask(name, arguments, self.seconds)
+        return self._timed(name, arguments, self.seconds)
+
+    def _timed(self, name, arguments, seconds):
+        """Ask the child, within what is left of the time for the whole notebook."""
+        start = time.monotonic()
+        seconds = min(seconds, max(0.01, self.notebook_seconds - self.used_seconds))
+        try:
+            return self.child.ask(name, arguments, seconds)
+        finally:
+            self.used_seconds += time.monotonic() - start

@@ -1,10 +1,12 @@
 """The warm server: a small program that forks a child for each submission.
 
-Run as ``python -I -S server.py FD OPTIONS``. It imports NumPy and PyTorch once and never runs an
+Run as ``python -I -S server.py FD OPTIONS``, inside the wall of `wall.py` where there is one. It
+imports NumPy and PyTorch once and never runs an
 operation of either: a process that ran one threaded torch operation forks children that hang in
 their first. It holds no check, no solution and no expected value, and neither do its children.
 
-The grader talks to it over the socket ``FD``: one JSON line a request, one a reply.
+The grader talks to it over the socket ``FD``: one JSON line a request, one a reply. The first
+line is its own: ``{"ready": true}``.
 
 ``{"op": "fork", "seed": 0}`` with one end of a socket pair: fork a child that answers on it.
 ``{"op": "end", "pid": 1}``: kill that child with all it started, and say how it ended.
@@ -33,7 +35,12 @@ def main():
     # Library folders come from the grader: without the `site` module no .pth file is read and
     # no editable install (this course's answer key is one) can be imported.
     sys.path[:] = [path for path in sys.path if path] + options["paths"]
-    answers, wire = import_own_modules()
+    answers, isolation, wire = import_own_modules()
+    namespace = None
+    if options["isolated"]:
+        if options["walled"]:
+            isolation.become_nobody()
+        namespace = isolation.own_processes()
     for name in options["preload"]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -41,16 +48,22 @@ def main():
         sys.modules[name] = None  # importing it raises ImportError
     gc.collect()
     gc.freeze()  # children share these objects: leave their pages untouched
+    control.sendall(b'{"ready": true}\n')
     scratch = {}  # the folder of each child
     requests = Requests(control)
     while (received := requests.next()) is not None:
         request, fds = received
         if request["op"] == "fork":
             folder = tempfile.mkdtemp(prefix="answers-")
-            pid = os.fork()
+            pid = isolation.fork(namespace)
             if pid == 0:
                 control.close()
-                serve(socket.socket(fileno=fds[0]), folder, request["seed"], answers, wire)
+                sock = socket.socket(fileno=fds[0])
+                os.setsid()
+                layers = isolate(isolation, options, folder)
+                if namespace is not None:
+                    layers.add("processes")
+                serve(sock, layers, request["seed"], answers, wire)
                 os._exit(0)
             os.close(fds[0])
             scratch[pid] = folder
@@ -65,18 +78,17 @@ def main():
 
 
 def import_own_modules():
-    """Import the two modules that children need, then put a stub where the package was."""
+    """Import the modules that children need, then put a stub where the package was."""
     package = types.ModuleType("autograder")
     package.__path__ = [str(Path(__file__).parent)]
     sys.modules["autograder"] = package
-    answers = importlib.import_module("autograder.answers")
-    wire = importlib.import_module("autograder.wire")
+    own = [importlib.import_module(f"autograder.{n}") for n in ("answers", "isolation", "wire")]
     for name in [name for name in sys.modules if name.startswith("autograder.")]:
         del sys.modules[name]
     stub = types.ModuleType("autograder", "Grading happens elsewhere: `check` does nothing here.")
     stub.check = lambda *args, **kwargs: True
     sys.modules["autograder"] = stub
-    return answers, wire
+    return own
 
 
 class Requests:
@@ -101,7 +113,7 @@ class Requests:
 
 
 def end(pid):
-    """Kill a child with its process group; return its exit status or the signal that ended it."""
+    """End a child with all it started; return its exit status or the signal that ended it."""
     done, status = os.waitpid(pid, os.WNOHANG)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
@@ -114,10 +126,18 @@ def end(pid):
     return {"signal": signal.Signals(-code).name} if code < 0 else {"exit": code}
 
 
-def serve(sock, folder, seed, answers, wire):
+def isolate(isolation, options, folder):
+    """Build the walls of a child. Returns the layers that stand."""
+    if not options["isolated"]:
+        os.chdir(folder)
+        return set()
+    layers = isolation.separate(options["walled"])
+    os.chdir("/tmp" if "scratch" in layers else folder)
+    return layers | isolation.restrict()
+
+
+def serve(sock, layers, seed, answers, wire):
     """Be a child: run cells and calls as asked, until the grader hangs up."""
-    os.setsid()
-    os.chdir(folder)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     main_module = types.ModuleType("__main__")
     sys.modules["__main__"] = main_module
@@ -126,6 +146,7 @@ def serve(sock, folder, seed, answers, wire):
     make_repeatable(seed)
     learner = answers.Answers(vars(main_module))
     operations = {name: getattr(learner, name) for name in ("run", "call", "value", "step")}
+    operations["layers"] = lambda: {"value": sorted(layers)}
 
     def read(size):
         chunks = bytearray()
