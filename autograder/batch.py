@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from .grade import grade
+from .grade import grade, unreadable
 from .report import number
 
 
@@ -28,7 +28,11 @@ def grade_all(paths, course, out, seed, server):
     """
     reports = []
     for submission, path in find_submissions(paths):
-        report = grade(path, course, server, seed, submission)
+        if path.is_symlink():
+            reason = "it is a link to another file: hand in the notebook itself"
+            report = unreadable(path.stem, submission, seed, reason, server.layers())
+        else:
+            report = grade(path, course, server, seed, submission)
         reports.append(report)
         if out is not None:
             write_whole(out / submission / f"{report.notebook}.json", report.as_json())

@@ -42,6 +42,8 @@ def read(path):
     Unreadable
     """
     try:
+        if not path.is_file():
+            raise Unreadable("there is no such file" if not path.exists() else "it is not a file")
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise Unreadable(f"the file has {size:,} bytes; at most {MAX_BYTES:,} are read")
@@ -58,11 +60,14 @@ def read(path):
         raise Unreadable(f"the file is not JSON: {error}") from None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # missing cell ids are no trouble here
-            notebook = nbformat.reads(text, as_version=4)
+            warnings.simplefilter("ignore")
+            # `nbformat.reads` would also validate, and log what is no trouble here
+            notebook = nbformat.convert(nbformat.reader.reads(text), 4)
         cells = notebook.cells
         for cell in cells:
             cell.source = "".join(cell.get("source", ""))
+            if cell.get("cell_type") not in ("code", "markdown", "raw"):
+                cell.cell_type = "code"  # the kind that counts
             if not isinstance(cell.get("metadata"), dict):
                 cell.metadata = nbformat.NotebookNode()
     except Exception as error:  # whatever other JSON than a notebook may cause

@@ -17,6 +17,8 @@ from pathlib import Path
 from . import wall, wire
 from .learner import Learner
 
+CELL_SECONDS = 20.0  # for one cell of a notebook
+NOTEBOOK_SECONDS = 600.0  # for all its cells and checks together
 START_SECONDS = 120  # for importing NumPy and PyTorch on a slow disk
 PRELOAD = ("numpy", "torch")
 
@@ -302,19 +304,15 @@ class SandboxedLearner(Learner):
         the next.
     seed : int
         Seeds the child's random generators.
-    cell_seconds, notebook_seconds : float
-        Time limits of each cell, and of all cells and checks together.
     """
 
-    def __init__(self, server, cells, *, seed=0, cell_seconds=20.0, notebook_seconds=600.0):
+    def __init__(self, server, cells, *, seed=0):
         super().__init__()
-        self.notebook_seconds = notebook_seconds
         self.used_seconds = 0.0
         self.layers = set(server.layers())  # the walls around this learner's code
         self.server = server
         self.cells = list(cells)
         self.seed = seed
-        self.cell_seconds = cell_seconds
         self.errors = {}  # of cells, by id
         self.child = None
 
@@ -326,12 +324,14 @@ class SandboxedLearner(Learner):
             for cell_id, source in self.cells:
                 if self.errors.get(cell_id, {}).get("kind") in ("timeout", "crashed"):
                     continue
-                outcome = self._timed("run", (cell_id, source), self.cell_seconds)
+                outcome = self._timed("run", (cell_id, source), CELL_SECONDS)
                 if "error" in outcome:
                     self.errors[cell_id] = outcome["error"]
                 if self.child.gone:
                     break
             else:
+                return
+            if self._out_of_time():
                 return
 
     def close(self):
@@ -341,15 +341,22 @@ class SandboxedLearner(Learner):
             self.child = None
 
     def _ask(self, name, *arguments):
-        if self.child is None or self.child.gone:
+        if (self.child is None or self.child.gone) and not self._out_of_time():
             self.load()
         return self._timed(name, arguments, self.seconds)
 
     def _timed(self, name, arguments, seconds):
         """Ask the child, within what is left of the time for the whole notebook."""
+        if self._out_of_time():
+            if self.child is not None:
+                self.child.end()
+            return {"error": {"kind": "timeout", "seconds": NOTEBOOK_SECONDS}}
         start = time.monotonic()
-        seconds = min(seconds, max(0.01, self.notebook_seconds - self.used_seconds))
         try:
-            return self.child.ask(name, arguments, seconds)
+            left = NOTEBOOK_SECONDS - self.used_seconds
+            return self.child.ask(name, arguments, min(seconds, left))
         finally:
             self.used_seconds += time.monotonic() - start
+
+    def _out_of_time(self):
+        return self.used_seconds >= NOTEBOOK_SECONDS
