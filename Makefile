@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: book serve test lint release chapters
+.PHONY: book serve test lint release chapters mistakes
 
 book: $(READY)
 	$(BIN)/jupyter-book build . -W -n --keep-going
@@ -22,6 +22,9 @@ release: $(READY)
 
 chapters: $(READY)
 	$(BIN)/python tools/chapters.py
+
+mistakes: $(READY)
+	$(BIN)/python tools/mistakes.py
 
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed: make PYTHON=python3.11 ...')"

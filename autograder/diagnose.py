@@ -48,18 +48,18 @@ def diagnose(question, learner, records, failing, mistakes, seed):
     first = records[failing[0]]
     if any("value" in op.outcome for op in first):
         fitting = [m for m in mistakes if explains(m, question, first)]
-        fitting = _confirmed(fitting, question, learner, failing[:1], seed)
+        fitting = _confirmed(fitting, question, learner, failing[:1], seed, probes=False)
         if len(fitting) == 1:
             return fitting[0]
     return None
 
 
-def _confirmed(fitting, question, learner, names, seed):
+def _confirmed(fitting, question, learner, names, seed, probes=True):
     """Keep the mistakes that explain further inputs too, until one is left."""
     for more in range(1, MORE_SEEDS + 1):
         if not fitting:
             break
-        operations = _ask_more(question, learner, names, seed + more)
+        operations = _ask_more(question, learner, names, seed + more, probes)
         fitting = [m for m in fitting if explains(m, question, operations)]
         if len(fitting) == 1:
             break
@@ -124,10 +124,10 @@ def _is_number(value):
     return isinstance(value, float) or (type(value) is int and abs(value) < 2**53)
 
 
-def _ask_more(question, learner, names, seed):
+def _ask_more(question, learner, names, seed, probes):
     """Try the question's probes, and its failing checks with other inputs; return the record."""
     start = len(learner.record)
-    for probe in question.probes:
+    for probe in question.probes if probes else ():
         for arguments in probe(np.random.default_rng(seed)):
             learner.operate("call", question.id, list(arguments), {})
     for check in question.checks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass, field
 from html import escape
 
@@ -149,11 +150,15 @@ def as_html(report):
     lines = [line for line in next_step(report) if line]
     if len(report.questions) == 1 and lines:
         lines[:1] = [] if report.next_question() else lines[:1]
-    told = "".join(f"<div>{escape(line.strip())}</div>" for line in lines)
+    told = "".join(f"<div>{_emphasized(escape(line.strip()))}</div>" for line in lines)
     return (
         f'<div><table style="margin: 0.3em 0"><tbody>{rows}</tbody></table>'
         f'<div style="margin: 0.3em 0; max-width: 46em; overflow-wrap: anywhere">{told}</div></div>'
     )
+
+
+def _emphasized(line):
+    return re.sub(r"^(Right already|Not yet|Look at this|Next):", r"<b>\1:</b>", line)
 
 
 def next_step(report):
