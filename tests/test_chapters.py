@@ -53,6 +53,9 @@ def tidy_copy(path, folder, change):
     nb = nbformat.read(path, as_version=4)
     change(nb)
     copy = folder / path.name
+    data = path.parent / "data"  # what the chapter reads lies beside it
+    if data.is_dir():
+        (folder / "data").symlink_to(data)
     copy.write_text(
         nbformat.writes(nb, indent=1, sort_keys=True, ensure_ascii=False).rstrip("\n") + "\n",
         encoding="utf-8",

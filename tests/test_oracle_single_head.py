@@ -81,3 +81,76 @@ def test_a_mask_that_would_enlarge_the_scores_is_refused():
     Q = K = V = np.arange(6.0).reshape(3, 2)
     with pytest.raises(ValueError, match="more dimensions than allowed"):
         oracle.scaled_dot_product_attention(Q, K, V, np.zeros((2, 3, 3), dtype=bool))
+
+
+# --- backward --------------------------------------------------------------------------------
+
+
+def numerical_gradient(loss, array, step=1e-6):
+    """Gradient of a number with respect to each entry of `array`, by central differences."""
+    gradient = np.zeros(array.shape)
+    for index in np.ndindex(array.shape):
+        up, down = array.copy(), array.copy()
+        up[index] += step
+        down[index] -= step
+        gradient[index] = (loss(up) - loss(down)) / (2 * step)
+    return gradient
+
+
+def test_softmax_backward_is_pytorchs_and_that_of_finite_differences():
+    rng = np.random.default_rng(9)
+    x, dweights = rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 3, 4))
+    x[0, 1, 2] = -np.inf
+    tensor = torch.tensor(x, requires_grad=True)
+    F.softmax(tensor, dim=-1).backward(torch.tensor(dweights))
+    dscores = oracle.softmax_backward(dweights, oracle.softmax(x))
+    np.testing.assert_allclose(dscores, tensor.grad.numpy(), **CLOSE)
+    assert dscores[0, 1, 2] == 0
+    numerical = numerical_gradient(lambda a: (oracle.softmax(a) * dweights[1]).sum(), x[1])
+    np.testing.assert_allclose(dscores[1], numerical, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v"),
+    [
+        ((2, 3, 4, 6), (2, 3, 5, 6), (2, 3, 5, 7)),
+        ((2, 1, 4, 2), (3, 5, 2), (5, 3)),
+        ((4, 3), (5, 3), (2, 5, 1)),
+    ],
+)
+@pytest.mark.parametrize("share", [1.1, 0.5])
+def test_attention_backward_is_pytorchs(q, k, v, share):
+    rng = np.random.default_rng(10)
+    Q, K, V = (rng.normal(size=shape) for shape in (q, k, v))
+    mask = rng.random((4, 5)) < share
+    mask[1] |= share > 1
+    mask[2] = share > 1  # in the second case a query with no allowed key
+    tensors = [torch.tensor(a, requires_grad=True) for a in (Q, K, V)]
+    lead = np.broadcast_shapes(q[:-2], k[:-2], v[:-2])
+    expected = F.scaled_dot_product_attention(
+        *(t.expand(*lead, *t.shape[-2:]) for t in tensors), attn_mask=torch.tensor(mask)
+    )
+    doutput = rng.normal(size=expected.shape)
+    expected.backward(torch.tensor(doutput))
+    _, weights = oracle.scaled_dot_product_attention(Q, K, V, mask)
+    gradients = oracle.attention_backward(doutput, Q, K, V, weights)
+    for gradient, tensor in zip(gradients, tensors, strict=True):
+        np.testing.assert_allclose(gradient, tensor.grad.numpy(), **CLOSE)
+
+
+def test_attention_backward_is_that_of_finite_differences():
+    rng = np.random.default_rng(11)
+    arrays = [rng.normal(size=shape) for shape in [(2, 3), (4, 3), (4, 5)]]
+    mask = np.array([[False] * 4, [True, False, True, True]])
+    doutput = rng.normal(size=(2, 5))
+    _, weights = oracle.scaled_dot_product_attention(*arrays, mask)
+    gradients = oracle.attention_backward(doutput, *arrays, weights)
+    for i, gradient in enumerate(gradients):
+
+        def loss(array, i=i):
+            changed = [array if i == j else other for j, other in enumerate(arrays)]
+            return (oracle.scaled_dot_product_attention(*changed, mask)[0] * doutput).sum()
+
+        numerical = numerical_gradient(loss, arrays[i])
+        np.testing.assert_allclose(gradient, numerical, rtol=0, atol=1e-8)
+    assert not gradients[0][0].any()

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from attention.in_numpy.single_head import scaled_dot_product_attention, softmax
+from attention.in_numpy.single_head import (
+    attention_backward,
+    scaled_dot_product_attention,
+    softmax,
+    softmax_backward,
+)
 
 from .oracle import single_head as oracle
 
@@ -312,6 +318,154 @@ def array(*shape):
 def test_attention_says_what_is_wrong_with_its_input(Q, K, V, mask, message):
     with pytest.raises(ValueError, match=message):
         scaled_dot_product_attention(Q, K, V, mask)
+
+
+# --- backward --------------------------------------------------------------------------------
+
+
+@given(data=st.data(), dtype=FLOATING, spread=SPREADS, seed=SEEDS)
+def test_softmax_backward_is_the_oracles(data, dtype, spread, seed):
+    rng = np.random.default_rng(seed)
+    shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=5))
+    scores = spread * rng.normal(size=shape)
+    scores[rng.random(shape) < 0.3] = -np.inf
+    weights = softmax(scores).astype(dtype)
+    dweights = rng.normal(size=shape).astype(dtype)
+    before = weights.copy(), dweights.copy()
+    dscores = softmax_backward(dweights, weights)
+    assert dscores.dtype == dtype
+    np.testing.assert_array_equal(weights, before[0])
+    np.testing.assert_array_equal(dweights, before[1])
+    expected = oracle.softmax_backward(dweights, weights)
+    np.testing.assert_allclose(dscores, expected, rtol=0, atol=4 * ATOL[dtype])
+    assert not dscores[weights == 0].any()
+
+
+@given(inputs=attention_inputs(), seed=SEEDS)
+def test_attention_backward_is_the_oracles(inputs, seed):
+    Q, K, V, mask = inputs
+    output, weights = scaled_dot_product_attention(Q, K, V, mask)
+    doutput = np.random.default_rng(seed).normal(size=output.shape).astype(Q.dtype)
+    arrays = (doutput, Q, K, V, weights)
+    before = [array.copy() for array in arrays]
+    gradients = attention_backward(*arrays)
+    for array, copy in zip(arrays, before, strict=True):
+        np.testing.assert_array_equal(array, copy)
+    # The products sum up to 5 x 9 numbers as large as the largest input.
+    largest = max((np.abs(a).max(initial=1.0) for a in (doutput, Q, K, V)), key=float)
+    atol = 100 * ATOL[Q.dtype.type] * float(largest) ** 2
+    for gradient, array, expected in zip(
+        gradients, (Q, K, V), oracle.attention_backward(*arrays), strict=True
+    ):
+        assert gradient.dtype == Q.dtype
+        assert gradient.shape == array.shape
+        np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=atol)
+
+
+@given(inputs=attention_inputs(dtypes=st.just(np.float64), smallest=1), seed=SEEDS)
+def test_attention_backward_is_pytorchs(inputs, seed):
+    Q, K, V, mask = inputs
+    output, weights = scaled_dot_product_attention(Q, K, V, mask)
+    doutput = np.random.default_rng(seed).normal(size=output.shape)
+    tensors = [torch.tensor(a, requires_grad=True) for a in (Q, K, V)]
+    expanded = [t.expand(*output.shape[:-2], *t.shape[-2:]) for t in tensors]
+    allowed = np.broadcast_to(True if mask is None else mask, weights.shape).copy()
+    F.scaled_dot_product_attention(*expanded, attn_mask=torch.tensor(allowed)).backward(
+        torch.tensor(doutput)
+    )
+    for gradient, tensor in zip(
+        attention_backward(doutput, Q, K, V, weights), tensors, strict=True
+    ):
+        np.testing.assert_allclose(gradient, tensor.grad.numpy(), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ATOL)
+def test_a_query_with_no_allowed_key_has_gradient_zero_and_contributes_nothing(dtype):
+    rng = np.random.default_rng(12)
+    doutput, Q, K, V = (rng.normal(size=s).astype(dtype) for s in [(3, 2), (3, 4), (5, 4), (5, 2)])
+    mask = np.array(
+        [[True, False, True, True, True], [False] * 5, [False, True, True, False, True]]
+    )
+    _, weights = scaled_dot_product_attention(Q, K, V, mask)
+    dQ, dK, dV = attention_backward(doutput, Q, K, V, weights)
+    np.testing.assert_array_equal(dQ[1], 0)
+    rows = [0, 2]
+    without = attention_backward(doutput[rows], Q[rows], K, V, weights[rows])
+    for gradient, expected in zip((dQ[rows], dK, dV), without, strict=True):
+        np.testing.assert_allclose(gradient, expected, rtol=0, atol=4 * ATOL[dtype])
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v"),
+    [
+        ((4, 3), (5, 3), (2, 5, 2)),
+        ((2, 1, 4, 3), (3, 5, 3), (5, 2)),
+        ((4, 3), (2, 5, 3), (1, 5, 2)),
+    ],
+)
+def test_what_broadcasting_repeated_gets_the_sum_of_its_gradients(q, k, v):
+    rng = np.random.default_rng(14)
+    Q, K, V = (rng.normal(size=shape) for shape in (q, k, v))
+    output, weights = scaled_dot_product_attention(Q, K, V)
+    doutput = rng.normal(size=output.shape)
+    gradients = attention_backward(doutput, Q, K, V, weights)
+    expected = oracle.attention_backward(doutput, Q, K, V, weights)
+    for gradient, array, wanted in zip(gradients, (Q, K, V), expected, strict=True):
+        assert gradient.shape == array.shape
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-11, atol=1e-11)
+
+
+def test_backward_of_integers_is_that_of_the_same_floats():
+    rng = np.random.default_rng(13)
+    doutput, Q, K, V = (rng.integers(-3, 4, size=s) for s in [(3, 2), (3, 4), (5, 4), (5, 2)])
+    _, weights = scaled_dot_product_attention(Q, K, V)
+    expected = oracle.attention_backward(doutput, Q, K, V, weights)
+    for gradient, wanted in zip(
+        attention_backward(doutput, Q, K, V, weights), expected, strict=True
+    ):
+        assert gradient.dtype == np.float64
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("doutput", "weights", "message"),
+    [
+        (array(2, 2), array(2, 5), r"weights: expected shape \(2, 4\), got \(2, 5\)"),
+        (array(2, 3), array(2, 4), r"doutput: expected shape \(2, 2\), got \(2, 3\)"),
+        (array(1, 2, 2), array(2, 4), r"doutput: expected shape \(2, 2\), got \(1, 2, 2\)"),
+        (array(2, 2) * 1j, array(2, 4), r"doutput: expected real numbers, got dtype complex128"),
+    ],
+)
+def test_attention_backward_says_what_is_wrong_with_its_input(doutput, weights, message):
+    with pytest.raises(ValueError, match=message):
+        attention_backward(doutput, array(2, 3), array(4, 3), array(4, 2), weights)
+
+
+def test_softmax_backward_refuses_two_shapes():
+    with pytest.raises(ValueError, match=r"dweights: expected shape \(2, 4\), got \(4,\)"):
+        softmax_backward(array(4), array(2, 4))
+
+
+# --- the extract of a real model --------------------------------------------------------------
+
+
+def test_the_extract_of_a_real_head_is_small_and_shows_what_the_chapter_says():
+    path = Path(__file__).resolve().parent.parent / "book" / "data" / "minilm_head.npz"
+    assert path.stat().st_size < 150_000
+    data = np.load(path)
+    tokens, twin_weight = data["tokens"].tolist(), data["twin_weight"]
+    assert 8 <= len(tokens) <= 12
+    assert data["X"].shape == (len(tokens), 384)
+    assert np.unravel_index(twin_weight.argmax(), (6, 12)) == (data["layer"], data["head"])
+    X = data["X"].astype(np.float64)
+    Q, K, V = (X @ data[f"W_{c}"] + data[f"b_{c}"] for c in "qkv")
+    _, weights = scaled_dot_product_attention(Q, K, V)
+    twins = [
+        (i, j) for i, t in enumerate(tokens) for j, u in enumerate(tokens) if t == u and i != j
+    ]
+    assert {tokens[i] for i, _ in twins} == {"cats", "chase"}
+    measured = np.mean([weights[i, j] for i, j in twins])
+    np.testing.assert_allclose(measured, twin_weight.max(), atol=2e-3)
 
 
 def test_numpy_runs_where_there_is_no_pytorch():

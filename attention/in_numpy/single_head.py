@@ -1,4 +1,4 @@
-"""One attention head in NumPy: softmax and scaled dot-product attention."""
+"""One attention head in NumPy: softmax and scaled dot-product attention, and their gradients."""
 
 import math
 
@@ -84,25 +84,52 @@ def check_mask(mask, scores_shape):
     return mask
 
 
-def softmax(x, axis=-1):
-    """Turn scores into weights that are not negative and sum to 1 along `axis`.
+def check_shape(name, array, expected):
+    """Raise ValueError unless `array` has exactly the shape `expected`."""
+    if array.shape != tuple(expected):
+        raise ValueError(f"{name}: expected shape {tuple(expected)}, got {array.shape}")
 
-    Computes ``exp(x_i - m) / sum_j exp(x_j - m)`` with ``m = max_j x_j``. That
-    equals the definition, which has no ``m``, and does not overflow.
+
+def check_backward(doutput, Q, K, V, weights):
+    """Raise ValueError unless the shapes are those of one forward pass and its gradient."""
+    check_qkv(Q, K, V)
+    lead = np.broadcast_shapes(Q.shape[:-2], K.shape[:-2])
+    check_shape("weights", weights, (*lead, Q.shape[-2], K.shape[-2]))
+    lead = np.broadcast_shapes(lead, V.shape[:-2])
+    check_shape("doutput", doutput, (*lead, Q.shape[-2], V.shape[-1]))
+
+
+def sum_to_shape(gradient, shape):
+    """Sum `gradient` over the axes along which an array of `shape` was repeated.
+
+    An array that broadcasting used many times gets the sum of the gradients of
+    its uses.
+    """
+    extra = gradient.ndim - len(shape)
+    gradient = gradient.sum(axis=tuple(range(extra)))
+    repeated = tuple(i for i, n in enumerate(shape) if n == 1 and gradient.shape[i] != 1)
+    return gradient.sum(axis=repeated, keepdims=True)
+
+
+def softmax(x, axis=-1):
+    """Turn scores into weights, not negative, that sum to 1 along `axis`.
+
+    Computes ``exp(x_i - m) / sum_j exp(x_j - m)`` with ``m = max_j x_j``.
+    That equals the definition, which has no ``m``, and does not overflow.
 
     Parameters
     ----------
     x : array_like
-        Scores of any shape. A score of -inf stands for "left out": weight 0.
+        Scores of any shape. A score of -inf means "left out": weight 0.
     axis : int
         The axis along which the weights sum to 1.
 
     Returns
     -------
     ndarray
-        Same shape as `x`, in its floating dtype (float64 for integers). A row
-        of -inf alone has nothing to choose from: its weights are all 0. A row
-        that holds NaN or +inf gives NaN, as in PyTorch.
+        Same shape as `x`, in its floating dtype (float64 for integers). A
+        row of -inf alone has nothing to choose from: its weights are all 0.
+        A row that holds NaN or +inf gives NaN, as in PyTorch.
 
     Raises
     ------
@@ -113,12 +140,12 @@ def softmax(x, axis=-1):
     # float16 is too coarse for long sums
     scores = x.astype(np.promote_types(x.dtype, np.float32))
     peak = scores.max(axis=axis, keepdims=True, initial=-np.inf)
-    peak = np.where(np.isneginf(peak), 0, peak)  # -inf minus -inf would be NaN
+    peak = np.where(np.isneginf(peak), 0, peak)  # -inf - -inf would be NaN
     # a gap too wide for the dtype becomes -inf, and its weight 0
     with np.errstate(over="ignore", invalid="ignore"):
         exps = np.exp(scores - peak)
     total = exps.sum(axis=axis, keepdims=True)
-    weights = exps / np.where(total == 0, 1, total)  # 0 only in an empty row
+    weights = exps / np.where(total == 0, 1, total)  # 0: an empty row
     return weights.astype(x.dtype)
 
 
@@ -158,7 +185,8 @@ def scaled_dot_product_attention(Q, K, V, mask=None):
     Q, K, V = as_floating("Q", Q), as_floating("K", K), as_floating("V", V)
     check_qkv(Q, K, V)
     dtype = np.result_type(Q, K, V)
-    Q, K, V = (a.astype(np.promote_types(dtype, np.float32)) for a in (Q, K, V))
+    work = np.promote_types(dtype, np.float32)
+    Q, K, V = Q.astype(work), K.astype(work), V.astype(work)
 
     scores = Q @ np.swapaxes(K, -1, -2)  # (..., L_q, L_k)
     scores /= math.sqrt(Q.shape[-1])
@@ -167,3 +195,86 @@ def scaled_dot_product_attention(Q, K, V, mask=None):
     weights = softmax(scores)
     output = weights @ V  # (..., L_q, d_v)
     return output.astype(dtype), weights.astype(dtype)
+
+
+def softmax_backward(dweights, weights):
+    """Carry a gradient from softmax's weights back to its scores.
+
+    Multiplies each row by softmax's Jacobian, ``diag(w) - w w^T``, without
+    forming it: ``w * (dw - sum(dw * w))``.
+
+    Parameters
+    ----------
+    dweights : array_like, shape (..., n)
+        Gradient of a loss with respect to the weights.
+    weights : array_like, shape (..., n)
+        What softmax returned, with rows along the last axis.
+
+    Returns
+    -------
+    ndarray, shape (..., n)
+        Gradient with respect to the scores. It is 0 wherever the weight is
+        0, so a masked score and an empty row get gradient 0.
+
+    Raises
+    ------
+    ValueError
+        If the two shapes differ or an input does not hold real numbers.
+    """
+    dweights = as_floating("dweights", dweights)
+    weights = as_floating("weights", weights)
+    check_shape("dweights", dweights, weights.shape)
+    dtype = np.result_type(dweights, weights)
+    work = np.promote_types(dtype, np.float32)
+    dweights, weights = dweights.astype(work), weights.astype(work)
+    mean = (dweights * weights).sum(axis=-1, keepdims=True)  # (..., 1)
+    return (weights * (dweights - mean)).astype(dtype)
+
+
+def attention_backward(doutput, Q, K, V, weights):
+    """Carry a gradient from attention's output back to `Q`, `K` and `V`.
+
+    The chain rule through equation 1 of Vaswani et al. (2017). No mask is
+    needed: a key that was left out has weight 0, which stops its gradient.
+
+    Parameters
+    ----------
+    doutput : array_like, shape (..., L_q, d_v)
+        Gradient of a loss with respect to the output.
+    Q, K, V : array_like
+        What went into `scaled_dot_product_attention`.
+    weights : array_like, shape (..., L_q, L_k)
+        The weights that it returned.
+
+    Returns
+    -------
+    dQ, dK, dV : ndarray
+        Gradients, each with the shape of its array. All have the floating
+        dtype that the inputs have together. A query with no allowed key has
+        gradient 0 and contributes 0.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit together or an input is not of real numbers.
+    """
+    Q, K, V = as_floating("Q", Q), as_floating("K", K), as_floating("V", V)
+    doutput = as_floating("doutput", doutput)
+    weights = as_floating("weights", weights)
+    check_backward(doutput, Q, K, V, weights)
+    arrays = (doutput, Q, K, V, weights)
+    dtype = np.result_type(*arrays)
+    work = np.promote_types(dtype, np.float32)
+    doutput, Q, K, V, weights = (array.astype(work) for array in arrays)
+
+    dV = np.swapaxes(weights, -1, -2) @ doutput  # (..., L_k, d_v)
+    dweights = doutput @ np.swapaxes(V, -1, -2)  # (..., L_q, L_k)
+    dweights = sum_to_shape(dweights, weights.shape)
+    dscores = softmax_backward(dweights, weights)  # (..., L_q, L_k)
+    dscores /= math.sqrt(Q.shape[-1])
+    dQ = dscores @ K  # (..., L_q, d_k)
+    dK = np.swapaxes(dscores, -1, -2) @ Q  # (..., L_k, d_k)
+    return tuple(
+        sum_to_shape(gradient, array.shape).astype(dtype)
+        for gradient, array in ((dQ, Q), (dK, K), (dV, V))
+    )

@@ -1,6 +1,6 @@
 """The definitions, slow and plainly right: loops over single numbers in float64.
 
-Checks and tests compare with these. `test_oracle.py` proves them against PyTorch.
+Checks and tests compare with these. `test_oracle_single_head.py` proves them against PyTorch.
 """
 
 import math
@@ -66,3 +66,57 @@ def scaled_dot_product_attention(Q, K, V, mask=None):
                     shares[index][i, j] * values[index][j, c] for j in range(L_k)
                 )
     return output, weights
+
+
+def softmax_backward(dweights, weights):
+    """Gradient of the scores, by the whole Jacobian of each row (rows along the last axis).
+
+    ``d weights_j / d score_i`` is ``weights_j * ((1 if i == j else 0) - weights_i)``.
+    """
+    dweights, weights = (np.asarray(a, dtype=np.float64) for a in (dweights, weights))
+    n = weights.shape[-1]
+    dscores = np.zeros(weights.shape)
+    for index in np.ndindex(weights.shape[:-1]):
+        w = weights[index]
+        for i in range(n):
+            dscores[index][i] = math.fsum(
+                dweights[index][j] * w[j] * ((1.0 if i == j else 0.0) - w[i]) for j in range(n)
+            )
+    return dscores
+
+
+def attention_backward(doutput, Q, K, V, weights):
+    """Gradients ``(dQ, dK, dV)``, collected one query and one key at a time.
+
+    `weights` are those of the forward pass; a key that was left out has weight 0. An array
+    that broadcasting used several times collects from all of its uses.
+    """
+    doutput, Q, K, V, weights = (
+        np.asarray(a, dtype=np.float64) for a in (doutput, Q, K, V, weights)
+    )
+    (L_q, d_k), (L_k, d_v) = Q.shape[-2:], V.shape[-2:]
+    dQ, dK, dV = np.zeros(Q.shape), np.zeros(K.shape), np.zeros(V.shape)
+    for index in np.ndindex(doutput.shape[:-2]):
+        do = doutput[index]
+        q, k, v, w = (array[_own(index, array)] for array in (Q, K, V, weights))
+        dq, dk, dv = (array[_own(index, array)] for array in (dQ, dK, dV))  # views
+        dw = np.zeros((L_q, L_k))
+        for i in range(L_q):
+            for j in range(L_k):
+                dw[i, j] = math.fsum(do[i, c] * v[j, c] for c in range(d_v))
+                for c in range(d_v):
+                    dv[j, c] += w[i, j] * do[i, c]
+        ds = softmax_backward(dw, w)
+        for i in range(L_q):
+            for j in range(L_k):
+                for c in range(d_k):
+                    dq[i, c] += ds[i, j] * k[j, c] / math.sqrt(d_k)
+                    dk[j, c] += ds[i, j] * q[i, c] / math.sqrt(d_k)
+    return dQ, dK, dV
+
+
+def _own(index, array):
+    """Return which matrix of `array` broadcasting uses at `index` of the leading axes."""
+    lead = array.shape[:-2]
+    index = index[len(index) - len(lead) :]
+    return tuple(0 if n == 1 else i for i, n in zip(index, lead, strict=True))
