@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import secrets
+import contextlib
 import sys
+import tempfile
 from pathlib import Path
 
-from . import wall
-from .batch import grade_all
+from . import outputs, pages, wall
+from .batch import choose_seed, grade_class
 from .course import Course, CourseError
+from .files import write_whole
 from .grade import describe_isolation
+from .outputs import status_of
 from .release import ReleaseError, release
-from .report import next_step, table
 from .sandbox import Server
+from .submissions import find_submissions
 
 
 def main(argv=None):
@@ -26,13 +29,17 @@ def main(argv=None):
         "grade",
         help="grade notebooks that were handed in",
         description="Grade notebooks that were handed in. Each runs walled in: see the report's "
-        "`isolation` for what was in force.",
+        "`isolation` for what was in force. Run the same command again to go on where it stopped.",
+        epilog="Exit status: 0 all graded; 1 a notebook is missing or unreadable; 2 wrong usage, "
+        "or --require-isolation and a wall is missing; 130 interrupted.",
     )
-    grading.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="notebook or folder")
+    grading.add_argument(
+        "paths", nargs="+", type=Path, metavar="PATH", help="notebook, zip, or folder of a class"
+    )
     grading.add_argument("--out", type=Path, metavar="DIR", help="where reports are written")
     grading.add_argument("--json", choices=["-"], help="print the one report as JSON")
+    grading.add_argument("--jobs", type=int, default=1, metavar="N", help="so many at a time (1)")
     grading.add_argument("--seed", type=int, help="of the hidden inputs (drawn if not given)")
-
     grading.add_argument(
         "--require-isolation",
         action="store_true",
@@ -53,26 +60,91 @@ def main(argv=None):
 
 
 def run_grade(course, arguments):
-    if arguments.seed is None:
-        arguments.seed = secrets.randbelow(2**31)
     if not (arguments.out or arguments.json):
         print("autograder: say where reports go: --out DIR or --json -", file=sys.stderr)
         return 2
-    with Server(course.answer_key, isolated=True) as server:
+    if arguments.jobs < 1:
+        print(f"autograder: --jobs takes 1 or more, got {arguments.jobs}", file=sys.stderr)
+        return 2
+    with (
+        Server(course.answer_key, isolated=True) as server,
+        tempfile.TemporaryDirectory(prefix="submissions-") as scratch,
+    ):
+        server.start()  # it imports while submissions are found
+        try:
+            submissions = find_submissions(arguments.paths, course, Path(scratch))
+        except (FileNotFoundError, ValueError) as error:
+            print(f"autograder: {error}", file=sys.stderr)
+            return 2
+        notebooks = sum(len(submission.notebooks) for submission in submissions)
+        if arguments.json and notebooks != 1:
+            print(f"autograder: --json - prints one report; found {notebooks}", file=sys.stderr)
+            return 2
         if missing := missing_walls(server):
             print(missing, file=sys.stderr)
             if arguments.require_isolation:
                 return 2
-        reports = grade_all(arguments.paths, course, arguments.out, arguments.seed, server)
-    if arguments.json and len(reports) != 1:
-        print(f"autograder: --json - prints one report; found {len(reports)}", file=sys.stderr)
-        return 2
+        seed = choose_seed(arguments.out, arguments.seed)
+        try:
+            with progress_bar(notebooks) as advance:
+                results = grade_class(
+                    submissions,
+                    course,
+                    server,
+                    out=arguments.out,
+                    seed=seed,
+                    jobs=arguments.jobs,
+                    progress=advance,
+                )
+        except KeyboardInterrupt:
+            print("\nautograder: stopped. The same command goes on from here.", file=sys.stderr)
+            return 130
+    if arguments.out:
+        write_results(results, course, arguments.out)
     if arguments.json:
-        print(reports[0].as_json(), end="")
+        print(next(iter(results.reports.values())).as_json(), end="")
     else:
-        for report in reports:
-            print(report if report.status != "graded" else "\n".join(summary(report)), end="\n\n")
-    return int(any(report.status != "graded" for report in reports))
+        print_results(results, course, arguments.out)
+    complete = all(status_of(results.of(submission)) == "graded" for submission in submissions)
+    return int(not complete)
+
+
+def write_results(results, course, out):
+    """Write what is said about the class as a whole, and a feedback page for each notebook."""
+    for (name, stem), report in results.reports.items():
+        write_whole(out / name / f"{stem}.html", pages.feedback(report))
+        write_whole(out / name / f"{stem}.gradescope.json", outputs.gradescope(report))
+    write_whole(out / "gradebook.csv", outputs.gradebook(results, course))
+    write_whole(out / "canvas.csv", outputs.canvas(results, course))
+    write_whole(out / "moodle.csv", outputs.moodle(results, course))
+    write_whole(out / "junit.xml", outputs.junit(results))
+    write_whole(out / "class.html", pages.class_report(results, course))
+
+
+def print_results(results, course, out):
+    if len(results.reports) == 1:
+        report = next(iter(results.reports.values()))
+        print(report.submission, report, sep="\n")
+    for submission in results.submissions:
+        for note in submission.notes:
+            print(f"{submission.name}: {note}")
+    reused = f", {results.reused} of them unchanged since last time" if results.reused else ""
+    print(f"{len(results.reports)} notebooks graded{reused}. See {out / 'class.html'}.")
+
+
+@contextlib.contextmanager
+def progress_bar(total):
+    """Show how far the grading is and how long it will take, where somebody is looking."""
+    if total < 2 or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("grading", total=total)
+        yield lambda report: progress.advance(task)
 
 
 def missing_walls(server):
@@ -87,10 +159,6 @@ def missing_walls(server):
         + (f"\n  Missing is {why}." if why else "")
         + "\n  Grade only notebooks that you trust, or grade on a Linux machine with bubblewrap."
     )
-
-
-def summary(report):
-    return [f"{report.submission}", *table(report), *next_step(report)]
 
 
 def run_release(course, arguments):

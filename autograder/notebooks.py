@@ -10,6 +10,8 @@ import warnings
 
 import nbformat
 
+from .files import write_whole
+
 MAX_BYTES = 50_000_000
 # cell magics whose cell is Python all the same
 PYTHON_MAGICS = ("%%time", "%%timeit", "%%capture", "%%prun")
@@ -135,10 +137,7 @@ def write(notebook, path):
     text = as_text(notebook)
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    write_whole(path, text)
     return True
 
 

@@ -81,6 +81,17 @@ class Report:
     def _points(self):
         return {"points": self.points, "max_points": self.max_points}
 
+    @classmethod
+    def from_dict(cls, data):
+        """Make a report of what `as_dict` returned."""
+        questions = [
+            QuestionResult(**q | {"checks": [CheckResult(**c) for c in q["checks"]]})
+            for q in data["questions"]
+        ]
+        kept = ("notebook", "submission", "seed", "isolation", "status")
+        kept_values = {key: data[key] for key in kept}
+        return cls(**kept_values, questions=questions, reason=data.get("reason", ""))
+
     def as_json(self):
         """Return the report as JSON text."""
         return json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n"

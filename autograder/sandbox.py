@@ -49,6 +49,7 @@ class Server:
         self.isolated = isolated
         self._layers = None if isolated else set()
         self.process = None
+        self.attached = False  # to a copy that another server made of itself
         self.lock = threading.Lock()
 
     def __enter__(self):
@@ -59,7 +60,7 @@ class Server:
 
     def start(self):
         """Start the server unless it runs; return at once, while it is still importing."""
-        if self.process is not None:
+        if self.process is not None or self.attached:
             return
         if not hasattr(os, "fork"):
             raise RuntimeError(
@@ -151,24 +152,44 @@ class Server:
             child.end()
         return self._layers
 
+    def clone(self):
+        """Let the server fork a copy of itself, for another process to use.
+
+        Returns
+        -------
+        Server
+            It shares the memory of the first one's imports.
+        """
+        other = Server(self.answer_key, isolated=self.isolated)
+        other._layers = self.layers()
+        other.control, theirs = socket.socketpair()
+        other.control.settimeout(START_SECONDS)
+        with theirs:
+            self.request([theirs.fileno()], op="serve")
+        other.replies = other.control.makefile("rb")
+        other.attached = other.ready = True
+        return other
+
     def restart(self):
         """Start anew, after the server was killed."""
         self.close()
         self.start()
 
     def close(self):
-        if self.process is None:
+        """End the server and all its children."""
+        if self.process is None and not self.attached:
             return
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_RDWR)
-        try:
-            self.process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        if self.process is not None:
+            try:
+                self.process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
         self.replies.close()
         self.control.close()
-        self.process = None
+        self.process, self.attached = None, False
 
 
 def library_folders():

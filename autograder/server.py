@@ -9,6 +9,7 @@ The grader talks to it over the socket ``FD``: one JSON line a request, one a re
 line is its own: ``{"ready": true}``.
 
 ``{"op": "fork", "seed": 0}`` with one end of a socket pair: fork a child that answers on it.
+``{"op": "serve"}`` with one end of a socket pair: fork a copy of this server that attends to it.
 ``{"op": "end", "pid": 1}``: kill that child with all it started, and say how it ended.
 """
 
@@ -49,6 +50,18 @@ def main():
     gc.collect()
     gc.freeze()  # children share these objects: leave their pages untouched
     control.sendall(b'{"ready": true}\n')
+    while control is not None:  # once, and once more in each copy
+        control = attend(control, options, namespace, answers, isolation, wire)
+
+
+def attend(control, options, namespace, answers, isolation, wire):
+    """Do what the grader asks until it hangs up.
+
+    Returns
+    -------
+    socket.socket or None
+        In a copy of this process, the socket to attend to; else None.
+    """
     scratch = {}  # the folder of each child
     requests = Requests(control)
     while (received := requests.next()) is not None:
@@ -65,16 +78,23 @@ def main():
                     layers.add("processes")
                 serve(sock, layers, request["seed"], answers, wire)
                 os._exit(0)
-            os.close(fds[0])
             scratch[pid] = folder
             reply = {"pid": pid}
+        elif request["op"] == "serve":
+            if os.fork() == 0:
+                control.close()
+                return socket.socket(fileno=fds[0])
+            reply = {}
         else:
             reply = end(request["pid"])
             shutil.rmtree(scratch.pop(request["pid"], None), ignore_errors=True)
+        for fd in fds:
+            os.close(fd)
         control.sendall(json.dumps(reply).encode() + b"\n")
     for pid, folder in scratch.items():  # the grader has gone
         end(pid)
         shutil.rmtree(folder, ignore_errors=True)
+    return None
 
 
 def import_own_modules():

@@ -15,9 +15,10 @@ import pytest
 
 from autograder import sandbox, wall
 from autograder.__main__ import main
-from autograder.batch import grade_all
+from autograder.batch import Task, grade_class, grade_task
 from autograder.grade import grade
 from autograder.sandbox import Server
+from autograder.submissions import find_submissions
 
 from .attacks import ATTACKS, RIGHT_DOUBLE, RIGHT_HALF, as_markdown
 
@@ -88,7 +89,9 @@ def test_attack_gets_its_grade_and_the_others_theirs(
         hand_in("batch/b/01_numbers.ipynb", **RIGHT | {"half": source}),
         hand_in("batch/c/01_numbers.ipynb", **RIGHT),
     ]
-    before, attacked, after = grade_all(paths, course, None, 0, strict)
+    before, attacked, after = (
+        grade_task(Task(p.parent.name, p.stem, p, 0), course, strict) for p in paths
+    )
     assert before.points == after.points == 3.5
     double, half = attacked.questions
     assert (double.status, double.points) == ("passed", 1.5)
@@ -159,7 +162,8 @@ def test_link_to_somewhere_else_is_not_followed(strict, course, tmp_path):
     student = tmp_path / "submissions" / "eve"
     student.mkdir(parents=True)
     (student / "01_numbers.ipynb").symlink_to(course.solutions / "01_numbers.ipynb")
-    (report,) = grade_all([tmp_path / "submissions"], course, None, 0, strict)
+    submissions = find_submissions([tmp_path / "submissions"], course, tmp_path)
+    (report,) = grade_class(submissions, course, strict).reports.values()
     assert report.status == "unreadable"
     assert "link" in report.reason
 
@@ -173,15 +177,19 @@ def test_pipe_is_not_waited_for(strict, course, tmp_path):
 def test_batch_goes_on_when_the_server_is_killed(course, hand_in, tmp_path):
     """Killed while a submission runs: that one is graded anew, and each is graded once."""
     slow = "import time\ndef half(x):\n    time.sleep(0.7)\n    return x / 2"
-    paths = [hand_in(f"{s}/01_numbers.ipynb", **RIGHT | {"half": slow}) for s in "abc"]
+    for student in "abc":
+        hand_in(f"class/{student}/01_numbers.ipynb", **RIGHT | {"half": slow})
+    submissions = find_submissions([tmp_path / "class"], course, tmp_path)
+    seen = []
     with Server(isolated=not wall.why_not()) as server:
         server.start()
         server.layers()
         threading.Timer(1.0, os.kill, (server.process.pid, signal.SIGKILL)).start()
-        reports = grade_all(paths, course, tmp_path / "out", 0, server)
-    assert [r.points for r in reports] == [3.5, 3.5, 3.5]
-    rows = (tmp_path / "out" / "gradebook.csv").read_text().splitlines()
-    assert len(rows) == 4
+        results = grade_class(
+            submissions, course, server, out=tmp_path / "out", progress=seen.append
+        )
+    assert [r.points for r in results.reports.values()] == [3.5, 3.5, 3.5]
+    assert len(seen) == 3
 
 
 def test_time_for_the_whole_notebook_is_limited(strict, course, hand_in, monkeypatch):

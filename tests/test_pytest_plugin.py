@@ -157,27 +157,6 @@ def test_grade_prints_json(course, exercise):
     assert json.loads(result.stdout)["points"] == 3.5
 
 
-def test_grade_writes_a_gradebook(course, exercise, tmp_path):
-    handed_in = tmp_path / "submissions"
-    for student, answers in [("ann", RIGHT), ("bob", {}), ("eve", None)]:
-        copy = handed_in / student / "01_numbers.ipynb"
-        copy.parent.mkdir(parents=True)
-        shutil.copy(exercise, copy)
-        if answers is None:
-            copy.write_text("[]")
-        else:
-            fill_in(copy, **answers)
-    command = [sys.executable, "-m", "autograder", "grade", handed_in, "--out", tmp_path / "grades"]
-    result = subprocess.run(command, cwd=course.root, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 1  # one file could not be graded
-    rows = (tmp_path / "grades/gradebook.csv").read_text().splitlines()
-    assert rows[0] == "submission,notebook,status,points,max_points,double,half"
-    assert rows[1] == "ann,01_numbers,graded,3.5,3.5,1.5,2"
-    assert rows[2] == "bob,01_numbers,graded,0,3.5,0,0"
-    assert rows[3].startswith("eve,01_numbers,unreadable,0,0")
-    assert (tmp_path / "grades/ann/01_numbers.json").exists()
-
-
 def test_grade_without_a_place_for_reports(course, exercise):
     command = [sys.executable, "-m", "autograder", "grade", exercise]
     result = subprocess.run(command, cwd=course.root, capture_output=True, text=True, timeout=60)
