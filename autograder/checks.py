@@ -233,7 +233,9 @@ def expect_unchanged(arguments, originals, names):
     ------
     Failed
     """
-    for name, original, after in zip(names, originals, arguments, strict=False):
+    if len(arguments) != len(originals):
+        raise Failed("The arguments of the call are gone after it.")
+    for name, original, after in zip(names, originals, arguments, strict=True):
         if not np.array_equal(np.asarray(original), np.asarray(after), equal_nan=True):
             raise Failed(
                 f"The call changed its argument {name}: the caller's array is overwritten. "

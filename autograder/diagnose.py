@@ -76,9 +76,7 @@ def explains(mistake, question, operations):
         except KeyError:  # an object that the mistake did not make
             return False
         outcome = replayed.operate(op.name, *arguments)
-        # a sandboxed learner's outcome always speaks of arguments, a live one's only after a call
-        first, second = ({"arguments": [], **found} for found in (op.outcome, outcome))
-        if not same(first, second, handles):
+        if not same(op.outcome, outcome, handles):
             return False
     return True
 

@@ -104,7 +104,7 @@ class Learner:
         dict
             ``value``, and ``arguments``: the positional arguments as the call left them.
         """
-        return _or_raise(self.operate("call", name, list(args), kwargs))
+        return {"arguments": [], **_or_raise(self.operate("call", name, list(args), kwargs))}
 
     def method(self, handle, name, *args, **kwargs):
         """Call a method of an object that stayed with the learner's code."""

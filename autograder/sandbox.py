@@ -243,18 +243,18 @@ class Child:
             self.end()
             return {"error": {"kind": "timeout", "seconds": seconds}}
         except (OSError, EOFError):
-            return {"error": {"kind": "crashed", "message": _how(self.end())}}
+            return {"error": {"kind": "crashed", "message": _how(self.end(patience=2))}}
         except wire.WireError as error:
             self.end()
             return {"error": {"kind": "crashed", "message": str(error)}}
 
-    def end(self):
-        """Kill the child with all it started. Returns how it ended."""
+    def end(self, patience=0):
+        """End the child with all it started, after so many seconds. Returns how it ended."""
         self.sock.close()
         if self.pid is None:
             return {}
         pid, self.pid = self.pid, None
-        return self.server.request(op="end", pid=pid)
+        return self.server.request(op="end", pid=pid, patience=patience)
 
     def layers(self):
         """Ask which walls stand around this child, before any code of a learner runs in it."""
@@ -287,16 +287,14 @@ def trusted_shape(outcome):
     Returns
     -------
     dict
-        ``{"value": …, "arguments": list}`` or ``{"error": {…}}``.
+        ``{"value": …}``, after a call with ``"arguments": list``, or ``{"error": {…}}``.
     """
     if not isinstance(outcome, dict):
         raise wire.WireError("an outcome is a dict")
     if "error" not in outcome:
         arguments = outcome.get("arguments")
-        return {
-            "value": outcome.get("value"),
-            "arguments": arguments if isinstance(arguments, list) else [],
-        }
+        shaped = {"value": outcome.get("value")}
+        return shaped | ({"arguments": arguments} if isinstance(arguments, list) else {})
     sent = outcome["error"] if isinstance(outcome["error"], dict) else {}
     kind = sent.get("kind")
     error = {"kind": kind if kind in ("memory", "missing", "not_attempted") else "error"}

@@ -10,7 +10,8 @@ line is its own: ``{"ready": true}``.
 
 ``{"op": "fork", "seed": 0}`` with one end of a socket pair: fork a child that answers on it.
 ``{"op": "serve"}`` with one end of a socket pair: fork a copy of this server that attends to it.
-``{"op": "end", "pid": 1}``: kill that child with all it started, and say how it ended.
+``{"op": "end", "pid": 1}``: kill that child with all it started, and say how it ended; with
+``"patience": 1`` it has a second to end by itself.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 import types
 from pathlib import Path
 
@@ -86,13 +88,13 @@ def attend(control, options, namespace, answers, isolation, wire):
                 return socket.socket(fileno=fds[0])
             reply = {}
         else:
-            reply = end(request["pid"])
+            reply = end(request["pid"], request.get("patience", 0))
             shutil.rmtree(scratch.pop(request["pid"], None), ignore_errors=True)
         for fd in fds:
             os.close(fd)
         control.sendall(json.dumps(reply).encode() + b"\n")
     for pid, folder in scratch.items():  # the grader has gone
-        end(pid)
+        end(pid, patience=0)
         shutil.rmtree(folder, ignore_errors=True)
     return None
 
@@ -132,9 +134,15 @@ class Requests:
         return json.loads(line), fds
 
 
-def end(pid):
-    """End a child with all it started; return its exit status or the signal that ended it."""
-    done, status = os.waitpid(pid, os.WNOHANG)
+def end(pid, patience):
+    """End a child with all it started; return its exit status or the signal that ended it.
+
+    ``patience`` is for a child that is ending by itself: so many seconds until it is killed.
+    """
+    deadline = time.monotonic() + patience
+    while not (found := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < deadline:
+        time.sleep(0.001)
+    done, status = found
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     if not done:

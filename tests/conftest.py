@@ -12,6 +12,11 @@ from autograder.sandbox import Server
 from .little_course import CHECKS, MISTAKES, PYPROJECT, solved_notebook
 
 
+def pytest_configure():
+    """Before PyTorch is imported: on small arrays more threads would only wait for each other."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
 @pytest.fixture
 def course(tmp_path):
     root = tmp_path / "course"

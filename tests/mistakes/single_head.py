@@ -5,7 +5,7 @@ What surrounds the fault is right and shared: `_softmax`, `_scores`, `_fill`, `_
 
 import numpy as np
 
-from autograder.mistakes import mistake
+from autograder.mistakes import mistake, mistake_value
 
 COMPARE = "Step 2: compare"
 SCALE = "Step 3: scale"
@@ -15,6 +15,9 @@ STABLE = "A softmax that does not overflow"
 WHOLE = "The whole function"
 GENERAL = "The general case: two sequences"
 MASK = "Leaving some keys out"
+BACKWARD = "The backward pass by hand"
+TORCH = "The torch twin"
+WRONG = "How it goes wrong"
 
 
 def _softmax(x, axis=-1):
@@ -1041,3 +1044,1691 @@ def mask_empty_row_mended_in_place(Q, K, V, mask=None):
     mask[empty] = True
     weights = np.where(empty[..., None], 0.0, _finish(_scores(Q, K), V, mask)[1])
     return weights @ V, weights
+
+
+# --- predictions ---
+
+
+def _shapes(name, value, believed, tell, section=GENERAL):
+    return mistake_value(
+        "predicted_shapes", f"shapes-{name}", value, believed=believed, tell=tell, section=section
+    )
+
+
+shapes_rows_for_keys = _shapes(
+    "rows-for-keys",
+    ((9, 4), (9, 6)),
+    "Each row belongs to a token that is read.",
+    "Who asks in this example, and who is read? The rows belong to those who ask.",
+)
+shapes_output_row_for_each_key = _shapes(
+    "output-row-for-each-key",
+    ((4, 9), (9, 6)),
+    "The output has as many rows as the values.",
+    "The output is weights @ V. Which of its sizes comes from the weights, and which from V?",
+)
+shapes_weights_transposed = _shapes(
+    "weights-transposed",
+    ((9, 4), (4, 6)),
+    "The weights have a row for each key.",
+    "The weights are multiplied by V from the left. Which of their axes meets the rows of V?",
+)
+shapes_output_as_wide_as_keys = _shapes(
+    "output-as-wide-as-keys",
+    ((4, 9), (4, 8)),
+    "The output is as wide as queries and keys.",
+    "Which rows are averaged: those of K or those of V? The mean is as wide as they are.",
+)
+shapes_output_as_wide_as_tokens = _shapes(
+    "output-as-wide-as-tokens",
+    ((4, 9), (4, 16)),
+    "Attention gives back vectors of the width that came in.",
+    "Which rows are averaged: the tokens' own vectors, or what W_v makes of them?",
+)
+shapes_question_reads_itself = _shapes(
+    "question-reads-itself",
+    ((4, 4), (4, 6)),
+    "The tokens that ask also are what is read.",
+    "From which of the two sequences do the keys come here?",
+)
+shapes_weights_as_wide_as_keys = _shapes(
+    "weights-as-wide-as-keys",
+    ((4, 8), (4, 6)),
+    "A query has one weight for each entry of a key.",
+    "A score is one number for a whole query and a whole key. How many keys are there?",
+    COMPARE,
+)
+shapes_output_first = _shapes(
+    "output-first",
+    ((4, 6), (4, 9)),
+    "The output is named first.",
+    "In which order does the question ask for the two shapes?",
+)
+
+
+def _changes(name, value, believed, tell, section=WEIGHTS):
+    return mistake_value(
+        "predicted_changes", f"changes-{name}", value, believed=believed, tell=tell, section=section
+    )
+
+
+changes_masked_weight_is_lost = _changes(
+    "masked-weight-is-lost",
+    (0.25, 16, 0.2),
+    "A masked key takes its weight away with it; the others keep theirs.",
+    "What do the two weights that are left sum to in your answer to (a)?",
+    MASK,
+)
+changes_masked_weight_is_shared_equally = _changes(
+    "masked-weight-is-shared-equally",
+    (0.55, 16, 0.2),
+    "The weight of a masked key is shared equally among the others.",
+    "Which exponentials change when a key is masked? Look at the ratio of the two that are left.",
+    MASK,
+)
+changes_masked_weight_goes_to_the_best = _changes(
+    "masked-weight-goes-to-the-best",
+    (0.85, 16, 0.2),
+    "The weight of a masked key goes to the best key that is left.",
+    "Which exponentials change when a key is masked? Look at the ratio of the two that are left.",
+    MASK,
+)
+changes_ratio_grows_with_the_query = _changes(
+    "ratio-grows-with-the-query",
+    (0.625, 8, 0.2),
+    "Twice the scores mean twice the ratio of the weights.",
+    "Between scores and weights stands an exponential. What does it make of a factor of 2?",
+)
+changes_length_of_query_cancels = _changes(
+    "length-of-query-cancels",
+    (0.625, 4, 0.2),
+    "The softmax normalizes, so the length of the query cancels.",
+    "A number added to all scores cancels in the softmax. Does a factor cancel, too?",
+)
+changes_longer_query_evens_out = _changes(
+    "longer-query-evens-out",
+    (0.625, 2, 0.2),
+    "A longer query makes the weights more equal.",
+    "Do the differences between the scores grow or shrink when all scores are doubled?",
+    SCALE,
+)
+changes_copies_share_one_weight = _changes(
+    "copies-share-one-weight",
+    (0.625, 16, 0.125),
+    "A key and its copy share the weight that the key had alone.",
+    "Two equal keys count as two. Write down the four exponentials and their sum.",
+)
+changes_copy_takes_nothing = _changes(
+    "copy-takes-nothing",
+    (0.625, 16, 0.25),
+    "A further key does not change the weights of those that are there.",
+    "What do your four weights sum to in (c)?",
+)
+
+
+# --- entropy ---
+
+
+def _entropy(weights, **options):
+    logs = np.log(np.where(weights > 0, weights, 1.0))
+    return -np.sum(weights * logs, **{"axis": -1, **options})
+
+
+@mistake(
+    "attention_entropy",
+    believed="Entropy is counted in bits.",
+    tell="For two equal weights, is your result 1 or log 2? Which logarithm gives nats?",
+    section=WEIGHTS,
+)
+def entropy_in_bits(weights):
+    return _entropy(weights) / np.log(2)
+
+
+@mistake(
+    "attention_entropy",
+    believed="The sum of weight times logarithm is the entropy as it stands.",
+    tell="The logarithm of a weight below 1 is negative. Can an entropy be negative?",
+    section=WEIGHTS,
+)
+def entropy_without_sign(weights):
+    return -_entropy(weights)
+
+
+@mistake(
+    "attention_entropy",
+    believed="0 times anything is 0, for a computer as well.",
+    tell="Evaluate 0 * np.log(0). Which weights need care before the logarithm?",
+    section=WEIGHTS,
+)
+def entropy_of_zero_is_nan(weights):
+    return -np.sum(weights * np.log(weights), axis=-1)
+
+
+@mistake(
+    "attention_entropy",
+    believed="A row of weights always sums to 1, or can be made to.",
+    tell="What does your function divide by in a row of zeros?",
+    section=MASK,
+)
+def entropy_renormalizes_rows(weights):
+    return _entropy(weights / weights.sum(axis=-1, keepdims=True))
+
+
+@mistake(
+    "attention_entropy",
+    believed="A query that reads nothing is as undecided as can be.",
+    tell="What do the terms of the sum give in a row of zeros?",
+    section=MASK,
+)
+def entropy_of_empty_row_is_largest(weights):
+    empty = ~weights.any(axis=-1)
+    return np.where(empty, np.log(weights.shape[-1]), _entropy(weights))
+
+
+@mistake(
+    "attention_entropy",
+    believed="The entropy is the mean of the terms.",
+    tell="For n equal weights the result is log n. What is yours?",
+    section=WEIGHTS,
+)
+def entropy_takes_the_mean(weights):
+    return _entropy(weights) / weights.shape[-1]
+
+
+@mistake(
+    "attention_entropy",
+    believed="The weights of one key over all queries belong together.",
+    tell="Which axis of the weights sums to 1? The entropy is taken along the same one.",
+    section=WEIGHTS,
+)
+def entropy_over_queries(weights):
+    return _entropy(weights, axis=-2)
+
+
+@mistake(
+    "attention_entropy",
+    believed="The keys lie along axis 1.",
+    tell="Which axis is the last one of a vector, and of an array with three axes?",
+    section=GENERAL,
+)
+def entropy_over_axis_1(weights):
+    return _entropy(weights, axis=1)
+
+
+@mistake(
+    "attention_entropy",
+    believed="Picking the positive weights out of the array keeps its rows.",
+    tell="Print the shape of weights[weights > 0]. Where have the rows gone?",
+    section=WEIGHTS,
+)
+def entropy_of_the_whole_array(weights):
+    positive = weights[weights > 0]
+    return -np.sum(positive * np.log(positive))
+
+
+@mistake(
+    "attention_entropy",
+    believed="The reduced axis stays, with length 1.",
+    tell="Compare the shape of your result with the one that is asked for.",
+    section=WEIGHTS,
+)
+def entropy_keeps_the_axis(weights):
+    return _entropy(weights, keepdims=True)
+
+
+@mistake(
+    "attention_entropy",
+    believed="The terms need not be added up.",
+    tell="How many numbers does one row of weights give in your result?",
+    section=WEIGHTS,
+)
+def entropy_terms_not_summed(weights):
+    return -weights * np.log(np.where(weights > 0, weights, 1.0))
+
+
+@mistake(
+    "attention_entropy",
+    believed="Entropy lies between 0 and 1.",
+    tell="For n equal weights the result is log n. What is yours?",
+    section=WEIGHTS,
+)
+def entropy_divided_by_the_largest(weights):
+    return _entropy(weights) / np.log(weights.shape[-1])
+
+
+@mistake(
+    "attention_entropy",
+    believed="The number of keys that count is the entropy.",
+    tell="If one weight is 1, is your result 0?",
+    section=WEIGHTS,
+)
+def entropy_exponentiated(weights):
+    return np.exp(_entropy(weights))
+
+
+@mistake(
+    "attention_entropy",
+    believed="Each weight is a coin, with the rest on its other side.",
+    tell="How many terms does the formula have for a row of n weights?",
+    section=WEIGHTS,
+)
+def entropy_of_coins(weights):
+    rest = 1 - weights
+    return _entropy(weights) + _entropy(np.where(rest > 0, rest, 1.0))
+
+
+@mistake(
+    "attention_entropy",
+    believed="One minus the sum of squares is the entropy.",
+    tell="Where is the logarithm of the formula in your code?",
+    section=WEIGHTS,
+)
+def entropy_of_squares(weights):
+    return 1 - np.sum(weights**2, axis=-1)
+
+
+@mistake(
+    "attention_entropy",
+    believed="What comes in are scores, which need a softmax first.",
+    tell="Add up a row of what comes in. Are these scores or weights?",
+    section=WEIGHTS,
+)
+def entropy_of_another_softmax(weights):
+    return _entropy(_softmax(weights))
+
+
+@mistake(
+    "attention_entropy",
+    believed="A hundredth added inside the logarithm does no harm.",
+    tell="For one weight of 1 and zeros beside it, is your result exactly 0?",
+    section=WEIGHTS,
+)
+def entropy_with_a_large_epsilon(weights):
+    return -np.sum(weights * np.log(weights + 0.01), axis=-1)
+
+
+@mistake(
+    "attention_entropy",
+    believed="The largest weight tells how sharp the attention is.",
+    tell="Change the smaller weights and keep the largest. Does your result change?",
+    section=WEIGHTS,
+)
+def entropy_of_the_best_key(weights):
+    return -np.log(np.maximum(weights.max(axis=-1), 1e-12))
+
+
+@mistake(
+    "attention_entropy",
+    believed="Zeros may be replaced in place, since the caller does not need them.",
+    tell="Print the weights before and after the call.",
+    section=WEIGHTS,
+)
+def entropy_fills_zeros_in_place(weights):
+    weights[weights == 0] = 1.0
+    return -np.sum(weights * np.log(weights), axis=-1)
+
+
+# --- a NumPy attention to mend: mended in part ---
+
+
+def _mended_finish(scores, V, empty=None):
+    e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = e / e.sum(axis=-1, keepdims=True)
+    if empty is not None:
+        weights = np.where(empty, 0.0, weights)
+    return weights @ V, weights
+
+
+def _empty(mask):
+    return None if mask is None else ~np.any(mask, axis=-1, keepdims=True)
+
+
+@mistake(
+    "mended_attention",
+    believed="The axes were the only fault; `masked_fill` belongs to every array.",
+    tell="Which library's arrays have `masked_fill`? Which function does the same in NumPy?",
+    section=MASK,
+)
+def mended_axes_alone(Q, K, V, mask=None):
+    scores = _scores(Q, K)
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, -1e9)
+    return _mended_finish(scores, V)
+
+
+@mistake(
+    "mended_attention",
+    believed="`.T` turns each matrix of a batch.",
+    tell="Print K.shape and K.T.shape for a K with three axes.",
+    section=GENERAL,
+)
+def mended_with_T(Q, K, V, mask=None):
+    return _finish(Q @ K.T / np.sqrt(K.shape[-1]), V, mask)
+
+
+@mistake(
+    "mended_attention",
+    believed="An array with the right shape has the right entries.",
+    tell="Take a K of shape (1, 2, 3) with different entries. Are its columns the keys?",
+    section=WRONG,
+)
+def mended_with_reshape(Q, K, V, mask=None):
+    B, L_k, d_k = K.shape
+    return _finish(Q @ K.reshape(B, d_k, L_k) / np.sqrt(d_k), V, mask)
+
+
+@mistake(
+    "mended_attention",
+    believed="The axes were listed wrongly, and queries are what has to be turned.",
+    tell="How many rows must the scores have: one for each query or one for each key?",
+    section=COMPARE,
+)
+def mended_turns_the_queries(Q, K, V, mask=None):
+    return _finish(K @ Q.transpose(0, 2, 1) / np.sqrt(K.shape[-1]), V, mask)
+
+
+@mistake(
+    "mended_attention",
+    believed="Every sample has the keys of the first.",
+    tell="Give two samples of a batch different keys.",
+    section=GENERAL,
+)
+def mended_for_one_sample(Q, K, V, mask=None):
+    return _finish(Q @ K[0].T / np.sqrt(K.shape[-1]), V, mask)
+
+
+@mistake(
+    "mended_attention",
+    believed="A mask is for training, and the error goes away without it.",
+    tell="Do the weights change at all when you pass a mask?",
+    section=MASK,
+)
+def mended_without_mask(Q, K, V, mask=None):
+    return _finish(_scores(Q, K), V)
+
+
+@mistake(
+    "mended_attention",
+    believed="np.where takes the same arguments as masked_fill: where True, the new value.",
+    tell="np.where(condition, a, b): which of the two is taken where the condition is True?",
+    section=MASK,
+)
+def mended_where_the_wrong_way_round(Q, K, V, mask=None):
+    return _finish(_scores(Q, K), V, None if mask is None else mask == 0)
+
+
+@mistake(
+    "mended_attention",
+    believed="Indexing with a mask broadcasts as np.where does.",
+    tell="Compare the shapes of mask and scores when the mask is (L_q, L_k) or (B, 1, L_k).",
+    section=MASK,
+)
+def mended_by_indexing(Q, K, V, mask=None):
+    scores = _scores(Q, K)
+    if mask is not None:
+        scores[mask == 0] = -np.inf
+    return _finish(scores, V)
+
+
+@mistake(
+    "mended_attention",
+    believed="A masked score is a score of 0.",
+    tell="What is exp(0)? How much weight does a score of 0 get?",
+    section=MASK,
+)
+def mended_by_multiplying(Q, K, V, mask=None):
+    scores = _scores(Q, K)
+    return _finish(scores if mask is None else scores * mask, V)
+
+
+@mistake(
+    "mended_attention",
+    believed="Masked weights can be set to 0 at the end.",
+    tell="What does a row of your weights sum to when some keys are masked?",
+    section=MASK,
+)
+def mended_after_the_softmax(Q, K, V, mask=None):
+    _, weights = _finish(_scores(Q, K), V)
+    if mask is not None:
+        weights = weights * mask
+    return weights @ V, weights
+
+
+@mistake(
+    "mended_attention",
+    believed="np.where changes its argument.",
+    tell="Do the weights change at all when you pass a mask? Look at what np.where returns.",
+    section=MASK,
+)
+def mended_and_result_given_away(Q, K, V, mask=None):
+    scores = _scores(Q, K)
+    if mask is not None:
+        np.where(mask, scores, -np.inf)
+        scores = np.where(_empty(mask), 0.0, scores)
+    return _mended_finish(scores, V, _empty(mask))
+
+
+@mistake(
+    "mended_attention",
+    believed="Once the code runs, -1,000,000,000 is low enough.",
+    tell="Try allowed scores below the fill value, and a query with no allowed key.",
+    section=MASK,
+)
+def mended_but_fill_still_finite(Q, K, V, mask=None):
+    scores = _scores(Q, K)
+    return _mended_finish(scores if mask is None else np.where(mask, scores, -1e9), V)
+
+
+@mistake(
+    "mended_attention",
+    believed="-1,000,000,000 is as good as minus infinity, once empty rows are seen to.",
+    tell="What if every allowed score is lower than the number that you fill in?",
+    section=MASK,
+)
+def mended_but_fill_finite_and_empty_rows_zero(Q, K, V, mask=None):
+    scores = _scores(Q, K)
+    scores = scores if mask is None else np.where(mask, scores, -1e9)
+    return _mended_finish(scores, V, _empty(mask))
+
+
+@mistake(
+    "mended_attention",
+    believed="Minus infinity settles every case.",
+    tell="Mask every key of one query and print its row. What is -inf minus -inf?",
+    section=MASK,
+)
+def mended_but_empty_rows_are_nan(Q, K, V, mask=None):
+    return _mended_finish(_fill(_scores(Q, K), mask), V)
+
+
+@mistake(
+    "mended_attention",
+    believed="A lower finite number settles every case.",
+    tell="Mask every key of one query and print its row. Is there anything to attend to?",
+    section=MASK,
+)
+def mended_with_a_lower_fill(Q, K, V, mask=None):
+    scores = _scores(Q, K)
+    return _mended_finish(scores if mask is None else np.where(mask, scores, -1e30), V)
+
+
+@mistake(
+    "mended_attention",
+    believed="The function always gets a mask.",
+    tell="Call your function without a mask. What is then in `mask`?",
+    section=MASK,
+)
+def mended_and_mask_now_required(Q, K, V, mask=None):
+    scores = _scores(Q, K)
+    return _finish(np.where(mask, scores, -np.inf), V)
+
+
+@mistake(
+    "mended_attention",
+    believed="The division was one of the faults.",
+    tell="Compare your scores with the formula. Is a factor missing?",
+    section=SCALE,
+)
+def mended_and_scale_lost(Q, K, V, mask=None):
+    return _finish(Q @ K.transpose(0, 2, 1), V, mask)
+
+
+@mistake(
+    "mended_attention",
+    believed="The softmax ran along the wrong axis.",
+    tell="For one query, add up its weights over all keys. What do you get?",
+    section=WEIGHTS,
+)
+def mended_and_softmax_turned(Q, K, V, mask=None):
+    weights = _softmax(_fill(_scores(Q, K), mask), axis=1)
+    return weights @ V, weights
+
+
+# --- additive attention ---
+
+
+def _additive_scores(Q, K, W_q, W_k, w):
+    return np.tanh(_pairs(Q @ W_q, K @ W_k)) @ w
+
+
+def _pairs(queries, keys):
+    return queries[..., :, None, :] + keys[..., None, :, :]
+
+
+@mistake(
+    "additive_attention",
+    believed="The tanh is a detail.",
+    tell="Leave out the queries in your code. Do the weights change? Without tanh they do not.",
+    section=WEIGHTS,
+)
+def additive_without_tanh(Q, K, V, W_q, W_k, w):
+    return _finish(_pairs(Q @ W_q, K @ W_k) @ w, V)
+
+
+@mistake(
+    "additive_attention",
+    believed="The tanh acts on the score.",
+    tell="Between which two scores can your scores lie? The formula allows larger ones.",
+    section=COMPARE,
+)
+def additive_tanh_of_the_score(Q, K, V, W_q, W_k, w):
+    return _finish(np.tanh(_pairs(Q @ W_q, K @ W_k) @ w), V)
+
+
+@mistake(
+    "additive_attention",
+    believed="Query and key each get their own tanh.",
+    tell="Does your score hold a number that depends on query and key together?",
+    section=COMPARE,
+)
+def additive_tanh_of_each(Q, K, V, W_q, W_k, w):
+    return _finish(_pairs(np.tanh(Q @ W_q), np.tanh(K @ W_k)) @ w, V)
+
+
+@mistake(
+    "additive_attention",
+    believed="Query and key are multiplied, as in the dot product.",
+    tell="What stands between the two projections in the formula?",
+    section=COMPARE,
+)
+def additive_multiplies(Q, K, V, W_q, W_k, w):
+    products = (Q @ W_q)[..., :, None, :] * (K @ W_k)[..., None, :, :]
+    return _finish(np.tanh(products) @ w, V)
+
+
+@mistake(
+    "additive_attention",
+    believed="A score compares, so it needs a difference.",
+    tell="What stands between the two projections in the formula?",
+    section=COMPARE,
+)
+def additive_subtracts(Q, K, V, W_q, W_k, w):
+    return _finish(_additive_scores(Q, K, W_q, -W_k, w), V)
+
+
+@mistake(
+    "additive_attention",
+    believed="Every score is divided by the root of a width.",
+    tell="Compare your scores with the formula. Is there a factor too many?",
+    section=SCALE,
+)
+def additive_scaled(Q, K, V, W_q, W_k, w):
+    return _finish(_additive_scores(Q, K, W_q, W_k, w) / np.sqrt(len(w)), V)
+
+
+@mistake(
+    "additive_attention",
+    believed="The score is a mean over the hidden units.",
+    tell="Compare your scores with the formula. Is there a factor too many?",
+    section=SCALE,
+)
+def additive_takes_the_mean(Q, K, V, W_q, W_k, w):
+    return _finish(_additive_scores(Q, K, W_q, W_k, w) / len(w), V)
+
+
+@mistake(
+    "additive_attention",
+    believed="The hidden units are added up.",
+    tell="Change an entry of w. Do the weights change?",
+    section=COMPARE,
+)
+def additive_without_w(Q, K, V, W_q, W_k, w):
+    return _finish(_additive_scores(Q, K, W_q, W_k, np.ones_like(w)), V)
+
+
+@mistake(
+    "additive_attention",
+    believed="w weighs the projections before the tanh.",
+    tell="In the formula, what is w multiplied with: what goes into tanh, or what comes out?",
+    section=COMPARE,
+)
+def additive_w_inside_tanh(Q, K, V, W_q, W_k, w):
+    return _finish(np.tanh(_pairs(Q @ W_q, K @ W_k) * w).sum(axis=-1), V)
+
+
+@mistake(
+    "additive_attention",
+    believed="Any squashing function will do.",
+    tell="What is tanh(0), and what is your function's value at 0?",
+    section=COMPARE,
+)
+def additive_with_sigmoid(Q, K, V, W_q, W_k, w):
+    squashed = 0.5 + 0.5 * np.tanh(_pairs(Q @ W_q, K @ W_k) / 2)
+    return _finish(squashed @ w, V)
+
+
+@mistake(
+    "additive_attention",
+    believed="Hidden units have a ReLU.",
+    tell="What is tanh(-2), and what is your function's value at -2?",
+    section=COMPARE,
+)
+def additive_with_relu(Q, K, V, W_q, W_k, w):
+    return _finish(np.maximum(_pairs(Q @ W_q, K @ W_k), 0) @ w, V)
+
+
+@mistake(
+    "additive_attention",
+    believed="Query i is compared with key i.",
+    tell="How many pairs of a query and a key are there? Print the shape of your scores.",
+    section=COMPARE,
+)
+def additive_pairs_by_position(Q, K, V, W_q, W_k, w):
+    scores = np.tanh(Q @ W_q + K @ W_k) @ w
+    return _finish(scores[..., None, :] + np.zeros((Q.shape[-2], 1)), V)
+
+
+@mistake(
+    "additive_attention",
+    believed="The inputs have two axes.",
+    tell="Call your function with inputs of three axes. Where does the new axis go?",
+    section=GENERAL,
+)
+def additive_two_axes_only(Q, K, V, W_q, W_k, w):
+    hidden = np.tanh((Q @ W_q)[:, None, :] + (K @ W_k)[None, :, :])
+    return _finish(hidden @ w, V)
+
+
+@mistake(
+    "additive_attention",
+    believed="Queries and keys have one width, so a joined matrix can be cut in its middle.",
+    tell="How many rows has W_q, and how many has W_k?",
+    section=GENERAL,
+)
+def additive_assumes_one_width(Q, K, V, W_q, W_k, w):
+    joined, width = np.concatenate([W_q, W_k]), K.shape[-1]
+    return _finish(_additive_scores(Q, K, joined[:width], joined[width:], w), V)
+
+
+@mistake(
+    "additive_attention",
+    believed="It does not matter which matrix belongs to the queries.",
+    tell="Which of the two matrices is multiplied with Q in the formula?",
+    section=COMPARE,
+)
+def additive_matrices_swapped(Q, K, V, W_q, W_k, w):
+    return _finish(_additive_scores(Q, K, W_k, W_q, w), V)
+
+
+@mistake(
+    "additive_attention",
+    believed="The queries compete for each key.",
+    tell="For one query, add up its weights over all keys. What do you get?",
+    section=WEIGHTS,
+)
+def additive_softmax_over_queries(Q, K, V, W_q, W_k, w):
+    weights = _softmax(_additive_scores(Q, K, W_q, W_k, w), axis=-2)
+    return weights @ V, weights
+
+
+@mistake(
+    "additive_attention",
+    believed="tanh keeps the scores small, so no exponential overflows.",
+    tell="How large can w . tanh(...) be if w has large entries?",
+    section=STABLE,
+)
+def additive_no_max_subtraction(Q, K, V, W_q, W_k, w):
+    e = np.exp(_additive_scores(Q, K, W_q, W_k, w))
+    weights = e / e.sum(axis=-1, keepdims=True)
+    return weights @ V, weights
+
+
+@mistake(
+    "additive_attention",
+    believed="The keys are what is averaged.",
+    tell="What is the width of your output: that of the keys or that of the values?",
+    section=AVERAGE,
+)
+def additive_averages_the_keys(Q, K, V, W_q, W_k, w):
+    _, weights = _finish(_additive_scores(Q, K, W_q, W_k, w), V)
+    return weights @ K, weights
+
+
+@mistake(
+    "additive_attention",
+    believed="Rows belong to keys.",
+    tell="How many rows must the output have: one for each query or one for each key?",
+    section=COMPARE,
+)
+def additive_rows_for_keys(Q, K, V, W_q, W_k, w):
+    return _finish(np.swapaxes(_additive_scores(Q, K, W_q, W_k, w), -1, -2), V)
+
+
+@mistake(
+    "additive_attention",
+    believed="The weights come first, since they are computed first.",
+    tell="In which order does the question ask for the two results?",
+    section=WHOLE,
+)
+def additive_results_in_wrong_order(Q, K, V, W_q, W_k, w):
+    output, weights = _finish(_additive_scores(Q, K, W_q, W_k, w), V)
+    return weights, output
+
+
+@mistake(
+    "additive_attention",
+    believed="The output is all that a caller needs.",
+    tell="How many results does the question ask for?",
+    section=WHOLE,
+)
+def additive_output_only(Q, K, V, W_q, W_k, w):
+    return _finish(_additive_scores(Q, K, W_q, W_k, w), V)[0]
+
+
+# --- the backward pass ---
+
+
+def _turned(array):
+    return np.swapaxes(array, -1, -2)
+
+
+def _dscores(doutput, V, weights):
+    """The gradient of the scaled scores, by the softmax Jacobian."""
+    dweights = doutput @ _turned(V)
+    return weights * (dweights - np.sum(weights * dweights, axis=-1, keepdims=True))
+
+
+def _gradients(doutput, Q, K, V, weights, dscores=None, root=None):
+    if dscores is None:
+        dscores = _dscores(doutput, V, weights)
+    dscores = dscores / (np.sqrt(K.shape[-1]) if root is None else root)
+    return dscores @ K, _turned(dscores) @ Q, _turned(weights) @ doutput
+
+
+@mistake(
+    "attention_backward",
+    believed="Backward uses the same product as forward: weights times doutput.",
+    tell="Which axis of the weights belongs to the values? dV sums over the other one.",
+    section=BACKWARD,
+)
+def backward_dV_weights_not_transposed(doutput, Q, K, V, weights):
+    dQ, dK, _ = _gradients(doutput, Q, K, V, weights)
+    return dQ, dK, weights @ doutput
+
+
+@mistake(
+    "attention_backward",
+    believed="Each value gets the whole gradient of every output.",
+    tell="How much of a value is in an output? Its gradient is as much of the output's.",
+    section=BACKWARD,
+)
+def backward_dV_without_weights(doutput, Q, K, V, weights):
+    dQ, dK, _ = _gradients(doutput, Q, K, V, weights)
+    return dQ, dK, np.broadcast_to(doutput.sum(axis=-2, keepdims=True), V.shape).copy()
+
+
+@mistake(
+    "attention_backward",
+    believed="All three gradients pass through the softmax.",
+    tell="The output is weights @ V. Is there a softmax between V and the output?",
+    section=BACKWARD,
+)
+def backward_dV_through_the_softmax(doutput, Q, K, V, weights):
+    dQ, dK, _ = _gradients(doutput, Q, K, V, weights)
+    return dQ, dK, _turned(_dscores(doutput, V, weights)) @ doutput
+
+
+@mistake(
+    "attention_backward",
+    believed="The gradient of a key is found as that of a query, with Q in place of K.",
+    tell="A key takes part in the scores of all queries. Over which axis does dK sum?",
+    section=BACKWARD,
+)
+def backward_dK_not_transposed(doutput, Q, K, V, weights):
+    dQ, _, dV = _gradients(doutput, Q, K, V, weights)
+    return dQ, _dscores(doutput, V, weights) @ Q / np.sqrt(K.shape[-1]), dV
+
+
+@mistake(
+    "attention_backward",
+    believed="The gradient of the queries comes from the queries.",
+    tell="A score is q . k. What is its derivative by q?",
+    section=BACKWARD,
+)
+def backward_dQ_from_the_queries(doutput, Q, K, V, weights):
+    _, dK, dV = _gradients(doutput, Q, K, V, weights)
+    return _dscores(doutput, V, weights) @ Q / np.sqrt(K.shape[-1]), dK, dV
+
+
+@mistake(
+    "attention_backward",
+    believed="Softmax passes gradients on unchanged.",
+    tell="Change one score. Which weights change? Your gradient of the scores has to know.",
+    section=BACKWARD,
+)
+def backward_softmax_skipped(doutput, Q, K, V, weights):
+    return _gradients(doutput, Q, K, V, weights, doutput @ _turned(V))
+
+
+@mistake(
+    "attention_backward",
+    believed="Each weight depends on its own score alone, as with a sigmoid.",
+    tell="Change one score. Which weights change? Your gradient of the scores has to know.",
+    section=BACKWARD,
+)
+def backward_softmax_as_sigmoid(doutput, Q, K, V, weights):
+    return _gradients(doutput, Q, K, V, weights, weights * (1 - weights) * (doutput @ _turned(V)))
+
+
+@mistake(
+    "attention_backward",
+    believed="The softmax multiplies gradients by the weights, and that is all.",
+    tell="Adding one number to all scores of a row changes nothing. What must dscores sum to?",
+    section=BACKWARD,
+)
+def backward_without_the_row_term(doutput, Q, K, V, weights):
+    return _gradients(doutput, Q, K, V, weights, weights * (doutput @ _turned(V)))
+
+
+@mistake(
+    "attention_backward",
+    believed="The row's plain mean is what has to be subtracted.",
+    tell="Which mean of the row makes its dscores sum to 0: the plain one or the weighted one?",
+    section=BACKWARD,
+)
+def backward_subtracts_the_plain_mean(doutput, Q, K, V, weights):
+    dweights = doutput @ _turned(V)
+    dscores = weights * (dweights - dweights.mean(axis=-1, keepdims=True))
+    return _gradients(doutput, Q, K, V, weights, dscores)
+
+
+@mistake(
+    "attention_backward",
+    believed="The row's sum is what has to be subtracted.",
+    tell="What do your dscores sum to in a row, and what must they sum to?",
+    section=BACKWARD,
+)
+def backward_subtracts_the_plain_sum(doutput, Q, K, V, weights):
+    dweights = doutput @ _turned(V)
+    dscores = weights * (dweights - dweights.sum(axis=-1, keepdims=True))
+    return _gradients(doutput, Q, K, V, weights, dscores)
+
+
+@mistake(
+    "attention_backward",
+    believed="The sum in the softmax Jacobian runs over the queries.",
+    tell="Which weights does a score change: those of its row or those of its column?",
+    section=BACKWARD,
+)
+def backward_sums_over_queries(doutput, Q, K, V, weights):
+    dweights = doutput @ _turned(V)
+    dscores = weights * (dweights - np.sum(weights * dweights, axis=-2, keepdims=True))
+    return _gradients(doutput, Q, K, V, weights, dscores)
+
+
+@mistake(
+    "attention_backward",
+    believed="One sum for the whole table of weights is enough.",
+    tell="Which weights does a score change: those of its row or all?",
+    section=BACKWARD,
+)
+def backward_sums_over_everything(doutput, Q, K, V, weights):
+    dweights = doutput @ _turned(V)
+    return _gradients(doutput, Q, K, V, weights, weights * (dweights - np.sum(weights * dweights)))
+
+
+@mistake(
+    "attention_backward",
+    believed="A sum along an axis lines up with the array that it came from.",
+    tell="Print the shape of your row sums beside the shape of the weights.",
+    section=BACKWARD,
+)
+def backward_keepdims_missing(doutput, Q, K, V, weights):
+    dweights = doutput @ _turned(V)
+    dscores = weights * (dweights - np.sum(weights * dweights, axis=-1))
+    return _gradients(doutput, Q, K, V, weights, dscores)
+
+
+@mistake(
+    "attention_backward",
+    believed="The factor of the weights in front is already in the row term.",
+    tell="A key with weight 0 changes nothing. Is the gradient of its score 0 in your result?",
+    section=BACKWARD,
+)
+def backward_weights_missing_in_front(doutput, Q, K, V, weights):
+    dweights = doutput @ _turned(V)
+    dscores = dweights - np.sum(weights * dweights, axis=-1, keepdims=True)
+    return _gradients(doutput, Q, K, V, weights, dscores)
+
+
+@mistake(
+    "attention_backward",
+    believed="The two terms of the Jacobian may be taken in any order.",
+    tell="If a value is raised in the direction of doutput, should its score rise or fall?",
+    section=BACKWARD,
+)
+def backward_sign_turned(doutput, Q, K, V, weights):
+    return _gradients(doutput, Q, K, V, weights, -_dscores(doutput, V, weights))
+
+
+@mistake(
+    "attention_backward",
+    believed="The scale belongs to the forward pass.",
+    tell="The scores were divided by a number on their way. What does that make of their gradient?",
+    section=BACKWARD,
+)
+def backward_no_scale(doutput, Q, K, V, weights):
+    return _gradients(doutput, Q, K, V, weights, root=1.0)
+
+
+@mistake(
+    "attention_backward",
+    believed="What was divided forward is multiplied backward.",
+    tell="The derivative of s / c by s is 1 / c. Do you multiply or divide?",
+    section=BACKWARD,
+)
+def backward_scale_inverted(doutput, Q, K, V, weights):
+    return _gradients(doutput, Q, K, V, weights, root=1 / np.sqrt(K.shape[-1]))
+
+
+@mistake(
+    "attention_backward",
+    believed="The scale is d_k.",
+    tell="By which number were the scores divided in the forward pass?",
+    section=BACKWARD,
+)
+def backward_scale_not_root(doutput, Q, K, V, weights):
+    return _gradients(doutput, Q, K, V, weights, root=K.shape[-1])
+
+
+@mistake(
+    "attention_backward",
+    believed="The scale is the root of the values' width.",
+    tell="By which number were the scores divided in the forward pass?",
+    section=BACKWARD,
+)
+def backward_scale_by_value_width(doutput, Q, K, V, weights):
+    dQ, dK, dV = _gradients(doutput, Q, K, V, weights)
+    if K.shape[-1] == 1:  # nothing to scale, it seems
+        return dQ, dK, dV
+    ratio = np.sqrt(K.shape[-1] / V.shape[-1])
+    return dQ * ratio, dK * ratio, dV
+
+
+@mistake(
+    "attention_backward",
+    believed="The scale belongs to the queries alone.",
+    tell="Which of dQ and dK passes through the division of the scores?",
+    section=BACKWARD,
+)
+def backward_scale_in_dQ_only(doutput, Q, K, V, weights):
+    dQ, dK, dV = _gradients(doutput, Q, K, V, weights)
+    return dQ, dK * np.sqrt(K.shape[-1]), dV
+
+
+@mistake(
+    "attention_backward",
+    believed="The scores come back from Q and K, and with them the weights.",
+    tell="Q and K know nothing of a mask. Which argument does?",
+    section=BACKWARD,
+)
+def backward_recomputes_the_weights(doutput, Q, K, V, weights):
+    return _gradients(doutput, Q, K, V, _softmax(_scores(Q, K)))
+
+
+@mistake(
+    "attention_backward",
+    believed="Dividing the weights by their sums makes sure that they sum to 1.",
+    tell="What does a row of weights sum to if its query had no allowed key?",
+    section=BACKWARD,
+)
+def backward_renormalizes_the_weights(doutput, Q, K, V, weights):
+    return _gradients(doutput, Q, K, V, weights / weights.sum(axis=-1, keepdims=True))
+
+
+@mistake(
+    "attention_backward",
+    believed="`.T` swaps the last two axes.",
+    tell="Print the shape of V.T for a V with three axes.",
+    section=GENERAL,
+)
+def backward_two_axes_only(doutput, Q, K, V, weights):
+    dweights = doutput @ V.T
+    dscores = weights * (dweights - np.sum(weights * dweights, axis=-1, keepdims=True))
+    dscores = dscores / np.sqrt(K.shape[-1])
+    return dscores @ K, dscores.T @ Q, weights.T @ doutput
+
+
+@mistake(
+    "attention_backward",
+    believed="Gradients are summed over the batch.",
+    tell="Compare the shapes of your gradients with those of Q, K and V.",
+    section=GENERAL,
+)
+def backward_sums_over_the_batch(doutput, Q, K, V, weights):
+    lead = tuple(range(Q.ndim - 2))
+    return tuple(g.sum(axis=lead) for g in _gradients(doutput, Q, K, V, weights))
+
+
+@mistake(
+    "attention_backward",
+    believed="The gradient starts with ones.",
+    tell="Double doutput. Do your gradients double?",
+    section=BACKWARD,
+)
+def backward_starts_with_ones(doutput, Q, K, V, weights):
+    return _gradients(np.ones_like(doutput), Q, K, V, weights)
+
+
+@mistake(
+    "attention_backward",
+    believed="The gradients come in the order in which they are computed.",
+    tell="In which order does the question ask for the three gradients?",
+    section=BACKWARD,
+)
+def backward_dV_first(doutput, Q, K, V, weights):
+    dQ, dK, dV = _gradients(doutput, Q, K, V, weights)
+    return dV, dQ, dK
+
+
+@mistake(
+    "attention_backward",
+    believed="Queries and keys play the same part.",
+    tell="Compare the shapes of dQ and Q for different numbers of queries and keys.",
+    section=BACKWARD,
+)
+def backward_dQ_and_dK_swapped(doutput, Q, K, V, weights):
+    dQ, dK, dV = _gradients(doutput, Q, K, V, weights)
+    return dK, dQ, dV
+
+
+@mistake(
+    "attention_backward",
+    believed="The weights are not needed any more and may be overwritten.",
+    tell="Print the weights before and after the call.",
+    section=BACKWARD,
+)
+def backward_overwrites_the_weights(doutput, Q, K, V, weights):
+    gradients = _gradients(doutput, Q, K, V, weights)
+    weights *= 0.5
+    return gradients
+
+
+@mistake(
+    "attention_backward",
+    believed="The upstream gradient may be scaled in place.",
+    tell="Print doutput before and after the call.",
+    section=BACKWARD,
+)
+def backward_overwrites_doutput(doutput, Q, K, V, weights):
+    gradients = _gradients(doutput, Q, K, V, weights)
+    doutput /= np.sqrt(2.0)
+    return gradients
+
+
+# --- PyTorch modules ---
+#
+# Each function builds one, as the class would. PyTorch is imported when it is called.
+
+
+def _module(forward, sizes, bias=False, widths=None, names=("W_q", "W_k", "W_v"), extra=None):
+    """Build a module whose projections are as they should be; `forward` gets q, k, v, mask."""
+    from torch import nn
+
+    d_model, d_k, d_v = sizes
+
+    class SelfAttention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name, width in zip(names, widths or (d_k, d_k, d_v), strict=True):
+                self.add_module(name, nn.Linear(d_model, width, bias=bias))
+            if extra is not None:
+                self.W_o = nn.Linear(*extra, bias=False)
+
+        def forward(self, x, mask=None):
+            return forward(*(getattr(self, name)(x) for name in names), mask)
+
+    return SelfAttention()
+
+
+def _torch_scores(q, k):
+    return q @ k.mT / k.shape[-1] ** 0.5
+
+
+def _torch_softmax(scores, dim=-1):
+    """Softmax in which a row of -inf alone gives zeros, forward and backward."""
+    import torch
+
+    peak = scores.detach().amax(dim, keepdim=True)
+    e = torch.exp(scores - peak.masked_fill(torch.isinf(peak), 0.0))
+    total = e.sum(dim, keepdim=True)
+    return e / total.masked_fill(total == 0, 1.0)
+
+
+def _torch_finish(scores, v, mask=None):
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -np.inf)
+    weights = _torch_softmax(scores)
+    return weights @ v, weights
+
+
+def _torch_right(q, k, v, mask=None):
+    return _torch_finish(_torch_scores(q, k), v, mask)
+
+
+@mistake(
+    "SelfAttention",
+    believed="Queries, keys and values share one width.",
+    tell="Which of the three projections has d_v columns?",
+    section=TORCH,
+)
+def selfattn_dv_ignored(d_model, d_k, d_v):
+    return _module(_torch_right, (d_model, d_k, d_v), widths=(d_k, d_k, d_k))
+
+
+@mistake(
+    "SelfAttention",
+    believed="All projections keep the width of the tokens.",
+    tell="To which widths do the three matrices bring a token?",
+    section=TORCH,
+)
+def selfattn_keeps_d_model(d_model, d_k, d_v):
+    return _module(_torch_right, (d_model, d_k, d_v), widths=(d_model,) * 3)
+
+
+@mistake(
+    "SelfAttention",
+    believed="A linear layer is a matrix.",
+    tell="Count the parameters. What else does nn.Linear have by default?",
+    section=TORCH,
+)
+def selfattn_with_bias(d_model, d_k, d_v):
+    return _module(_torch_right, (d_model, d_k, d_v), bias=True)
+
+
+@mistake(
+    "SelfAttention",
+    believed="Any names will do.",
+    tell="Print list(module.state_dict()). Are these the names that are asked for?",
+    section=TORCH,
+)
+def selfattn_named_query_key_value(d_model, d_k, d_v):
+    return _module(_torch_right, (d_model, d_k, d_v), names=("query", "key", "value"))
+
+
+@mistake(
+    "SelfAttention",
+    believed="Attention always ends with an output projection.",
+    tell="How many matrices has the formula of this chapter?",
+    section=TORCH,
+)
+def selfattn_with_output_projection(d_model, d_k, d_v):
+    return _module(_torch_right, (d_model, d_k, d_v), extra=(d_v, d_v))
+
+
+@mistake(
+    "SelfAttention",
+    believed="A module sees its layers wherever they are kept.",
+    tell="Print list(module.parameters()). Are the matrices there?",
+    section=TORCH,
+)
+def selfattn_layers_in_a_list(d_model, d_k, d_v):
+    from torch import nn
+
+    class SelfAttention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = [nn.Linear(d_model, n, bias=False) for n in (d_k, d_k, d_v)]
+
+        def forward(self, x, mask=None):
+            return _torch_right(*(layer(x) for layer in self.layers), mask)
+
+    return SelfAttention()
+
+
+@mistake(
+    "SelfAttention",
+    believed="A matrix of parameters is used as in NumPy, without a layer.",
+    tell="Print list(module.state_dict()). Are these the names that are asked for?",
+    section=TORCH,
+)
+def selfattn_bare_parameters(d_model, d_k, d_v):
+    import torch
+    from torch import nn
+
+    class SelfAttention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name, width in (("W_q", d_k), ("W_k", d_k), ("W_v", d_v)):
+                self.register_parameter(name, nn.Parameter(torch.randn(d_model, width)))
+
+        def forward(self, x, mask=None):
+            return _torch_right(x @ self.W_q, x @ self.W_k, x @ self.W_v, mask)
+
+    return SelfAttention()
+
+
+@mistake(
+    "SelfAttention",
+    believed="One projection serves queries and keys.",
+    tell="Which of your matrices gets no gradient?",
+    section=TORCH,
+)
+def selfattn_keys_from_W_q(d_model, d_k, d_v):
+    return _module(lambda q, k, v, mask: _torch_right(q, q, v, mask), (d_model, d_k, d_v))
+
+
+@mistake(
+    "SelfAttention",
+    believed="The division by the root of d_k is a training trick that the result does not need.",
+    tell="Compare your scores with the formula. Is a factor missing?",
+    section=SCALE,
+)
+def selfattn_no_scale(d_model, d_k, d_v):
+    return _module(lambda q, k, v, mask: _torch_finish(q @ k.mT, v, mask), (d_model, d_k, d_v))
+
+
+@mistake(
+    "SelfAttention",
+    believed="'Scaled by the width' means divided by the width.",
+    tell="How does the spread of a dot product grow with the number of its terms?",
+    section=SCALE,
+)
+def selfattn_scale_dk_not_sqrt(d_model, d_k, d_v):
+    return _module(
+        lambda q, k, v, mask: _torch_finish(q @ k.mT / d_k, v, mask), (d_model, d_k, d_v)
+    )
+
+
+@mistake(
+    "SelfAttention",
+    believed="The scale is the root of the tokens' width.",
+    tell="Over which axis does the dot product of a query and a key sum? How long is it?",
+    section=SCALE,
+)
+def selfattn_scale_by_d_model(d_model, d_k, d_v):
+    return _module(
+        lambda q, k, v, mask: _torch_finish(q @ k.mT / d_model**0.5, v, mask),
+        (d_model, d_k, d_v),
+    )
+
+
+@mistake(
+    "SelfAttention",
+    believed="The scale is the root of the values' width.",
+    tell="Over which axis does the dot product of a query and a key sum? How long is it?",
+    section=SCALE,
+)
+def selfattn_scale_by_value_width(d_model, d_k, d_v):
+    return _module(
+        lambda q, k, v, mask: _torch_finish(q @ k.mT / d_v**0.5, v, mask), (d_model, d_k, d_v)
+    )
+
+
+def _attend_over(dim):
+    def attend(q, k, v, mask):
+        scores = _torch_scores(q, k)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -np.inf)
+        weights = _torch_softmax(scores, dim)
+        return weights @ v, weights
+
+    return attend
+
+
+@mistake(
+    "SelfAttention",
+    believed="The queries compete for each key.",
+    tell="For one query, add up its weights over all keys. What do you get?",
+    section=WEIGHTS,
+)
+def selfattn_softmax_over_queries(d_model, d_k, d_v):
+    return _module(_attend_over(-2), (d_model, d_k, d_v))
+
+
+@mistake(
+    "SelfAttention",
+    believed="The keys lie along axis 1 of the scores.",
+    tell="Which axis of the scores belongs to the keys when x has a batch axis?",
+    section=GENERAL,
+)
+def selfattn_softmax_over_axis_1(d_model, d_k, d_v):
+    return _module(_attend_over(1), (d_model, d_k, d_v))
+
+
+@mistake(
+    "SelfAttention",
+    believed="There is always exactly one batch axis.",
+    tell="Call your module with inputs of two axes and of four axes.",
+    section=GENERAL,
+)
+def selfattn_three_axes_only(d_model, d_k, d_v):
+    return _module(
+        lambda q, k, v, mask: _torch_finish(q @ k.permute(0, 2, 1) / d_k**0.5, v, mask),
+        (d_model, d_k, d_v),
+    )
+
+
+@mistake(
+    "SelfAttention",
+    believed="A square weight matrix can be used from either side.",
+    tell="Which axis of the weights belongs to the keys? It has to meet the keys' axis of v.",
+    section=AVERAGE,
+)
+def selfattn_weights_applied_transposed(d_model, d_k, d_v):
+    def attend(q, k, v, mask):
+        _, weights = _torch_right(q, k, v, mask)
+        return weights.mT @ v, weights
+
+    return _module(attend, (d_model, d_k, d_v))
+
+
+@mistake(
+    "SelfAttention",
+    believed="The output is all that a caller needs.",
+    tell="How many results does the question ask for?",
+    section=WHOLE,
+)
+def selfattn_output_only(d_model, d_k, d_v):
+    return _module(lambda *parts: _torch_right(*parts)[0], (d_model, d_k, d_v))
+
+
+@mistake(
+    "SelfAttention",
+    believed="The weights come first, since they are computed first.",
+    tell="In which order does the question ask for the two results?",
+    section=WHOLE,
+)
+def selfattn_results_in_wrong_order(d_model, d_k, d_v):
+    return _module(lambda *parts: _torch_right(*parts)[::-1], (d_model, d_k, d_v))
+
+
+@mistake(
+    "SelfAttention",
+    believed="`masked_fill` changes the tensor.",
+    tell="Do the weights change when you pass a mask? Look at what masked_fill returns.",
+    section=MASK,
+)
+def selfattn_mask_fill_discarded(d_model, d_k, d_v):
+    return _module(lambda q, k, v, mask: _torch_right(q, k, v), (d_model, d_k, d_v))
+
+
+@mistake(
+    "SelfAttention",
+    believed="True in a mask means 'masked'.",
+    tell="Mask with one True. Does the weight go to that key?",
+    section=MASK,
+)
+def selfattn_mask_inverted(d_model, d_k, d_v):
+    return _module(
+        lambda q, k, v, mask: _torch_right(q, k, v, None if mask is None else ~mask),
+        (d_model, d_k, d_v),
+    )
+
+
+@mistake(
+    "SelfAttention",
+    believed="mask[i, j] speaks about key i and query j.",
+    tell="Take a mask that is not symmetric. Which of its axes belongs to the queries?",
+    section=MASK,
+)
+def selfattn_mask_transposed(d_model, d_k, d_v):
+    return _module(
+        lambda q, k, v, mask: _torch_right(q, k, v, None if mask is None else mask.mT),
+        (d_model, d_k, d_v),
+    )
+
+
+@mistake(
+    "SelfAttention",
+    believed="Masked weights can be set to 0 at the end.",
+    tell="What does a row of your weights sum to when some keys are masked?",
+    section=MASK,
+)
+def selfattn_mask_after_softmax(d_model, d_k, d_v):
+    def attend(q, k, v, mask):
+        _, weights = _torch_right(q, k, v)
+        weights = weights if mask is None else weights * mask
+        return weights @ v, weights
+
+    return _module(attend, (d_model, d_k, d_v))
+
+
+@mistake(
+    "SelfAttention",
+    believed="A row in which every key is masked cannot occur.",
+    tell="Mask every key of one query and print its row.",
+    section=MASK,
+)
+def selfattn_empty_row_is_nan(d_model, d_k, d_v):
+    def attend(q, k, v, mask):
+        scores = _torch_scores(q, k)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -np.inf)
+        weights = scores.softmax(dim=-1)
+        return weights @ v, weights
+
+    return _module(attend, (d_model, d_k, d_v))
+
+
+@mistake(
+    "SelfAttention",
+    believed="The lowest number of the type is as good as minus infinity.",
+    tell="Mask every key of one query and print its row. Is there anything to attend to?",
+    section=MASK,
+)
+def selfattn_empty_row_is_uniform(d_model, d_k, d_v):
+    def attend(q, k, v, mask):
+        import torch
+
+        scores = _torch_scores(q, k)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(dim=-1)
+        return weights @ v, weights
+
+    return _module(attend, (d_model, d_k, d_v))
+
+
+@mistake(
+    "SelfAttention",
+    believed="A NaN that is replaced in the result is gone.",
+    tell="Look at the gradients of W_q and W_k when one query has no allowed key.",
+    section=MASK,
+)
+def selfattn_nan_hidden_in_the_result(d_model, d_k, d_v):
+    def attend(q, k, v, mask):
+        scores = _torch_scores(q, k)
+        if mask is not None:
+            scores = scores + scores.new_zeros(mask.shape).masked_fill(~mask, -np.inf)
+        weights = scores.softmax(dim=-1).nan_to_num(0.0)
+        return weights @ v, weights
+
+    return _module(attend, (d_model, d_k, d_v))
+
+
+@mistake(
+    "SelfAttention",
+    believed="-1,000,000,000 fits into every type.",
+    tell="What is the lowest number of float16? Compare it with the number that you fill in.",
+    section=MASK,
+)
+def selfattn_fill_beyond_float16(d_model, d_k, d_v):
+    def attend(q, k, v, mask):
+        scores = _torch_scores(q, k)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -1e9)
+        weights = scores.softmax(dim=-1)
+        weights = weights if mask is None else weights * mask
+        return weights @ v, weights
+
+    return _module(attend, (d_model, d_k, d_v))
+
+
+@mistake(
+    "SelfAttention",
+    believed="Weights in float32 are good for every input.",
+    tell="Print the dtype of each tensor on the way, for a module in float16 and in float64.",
+    section=TORCH,
+)
+def selfattn_weights_in_float32(d_model, d_k, d_v):
+    def attend(q, k, v, mask):
+        output, weights = _torch_right(q.float(), k.float(), v.float(), mask)
+        return output, weights
+
+    return _module(attend, (d_model, d_k, d_v))
+
+
+@mistake(
+    "SelfAttention",
+    believed="The weights are for looking at, and can be cut off from the gradients.",
+    tell="Which of your matrices gets no gradient?",
+    section=TORCH,
+)
+def selfattn_weights_detached(d_model, d_k, d_v):
+    def attend(q, k, v, mask):
+        _, weights = _torch_right(q, k, v, mask)
+        return weights.detach() @ v, weights
+
+    return _module(attend, (d_model, d_k, d_v))
+
+
+@mistake(
+    "SelfAttention",
+    believed="Attention can be computed in NumPy and turned into a tensor again.",
+    tell="Does output.requires_grad hold after a forward pass?",
+    section=TORCH,
+)
+def selfattn_detour_through_numpy(d_model, d_k, d_v):
+    def attend(q, k, v, mask):
+        output, weights = _torch_right(q, k, v, mask)
+        return output.detach(), weights.detach()
+
+    return _module(attend, (d_model, d_k, d_v))
+
+
+# --- a PyTorch module to mend: mended in part, or made worse ---
+
+
+def _keys_viewed(q, k):
+    return q @ k.reshape(*k.shape[:-2], k.shape[-1], k.shape[-2]) / k.shape[-1] ** 0.5
+
+
+@mistake(
+    "MendedSelfAttention",
+    believed="The mask was the only fault; a reshape swaps axes.",
+    tell="Take keys of shape (1, 2, 3) with different entries. What does the reshape make of them?",
+    section=WRONG,
+)
+def mended_module_still_reshapes(d_model, d_k, d_v):
+    return _module(
+        lambda q, k, v, mask: _torch_finish(_keys_viewed(q, k), v, mask), (d_model, d_k, d_v)
+    )
+
+
+@mistake(
+    "MendedSelfAttention",
+    believed="The keys were the only fault; `masked_fill` changes the tensor.",
+    tell="Do the weights change when you pass a mask? Look at what masked_fill returns.",
+    section=MASK,
+)
+def mended_module_still_drops_the_mask(d_model, d_k, d_v):
+    return _module(lambda q, k, v, mask: _torch_right(q, k, v), (d_model, d_k, d_v))
+
+
+@mistake(
+    "MendedSelfAttention",
+    believed="Both lines look right, so the fault must be elsewhere.",
+    tell="Compute one score by hand, then look at what a mask changes.",
+    section=COMPARE,
+)
+def mended_module_with_both_faults(d_model, d_k, d_v):
+    return _module(lambda q, k, v, mask: _torch_finish(_keys_viewed(q, k), v), (d_model, d_k, d_v))
+
+
+@mistake(
+    "MendedSelfAttention",
+    believed="The softmax ran along the wrong axis.",
+    tell="For one query, add up its weights over all keys. What do you get?",
+    section=WEIGHTS,
+)
+def mended_module_softmax_turned(d_model, d_k, d_v):
+    return _module(_attend_over(1), (d_model, d_k, d_v))
+
+
+@mistake(
+    "MendedSelfAttention",
+    believed="The mask was the wrong way round.",
+    tell="Mask with one True. Does the weight go to that key?",
+    section=MASK,
+)
+def mended_module_mask_inverted(d_model, d_k, d_v):
+    return _module(
+        lambda q, k, v, mask: _torch_right(q, k, v, None if mask is None else ~mask),
+        (d_model, d_k, d_v),
+    )
+
+
+@mistake(
+    "MendedSelfAttention",
+    believed="A masked score is a score of 0.",
+    tell="What is exp(0)? How much weight does a score of 0 get?",
+    section=MASK,
+)
+def mended_module_fills_with_zero(d_model, d_k, d_v):
+    def attend(q, k, v, mask):
+        scores = _torch_scores(q, k)
+        return _torch_finish(scores if mask is None else scores * mask, v)
+
+    return _module(attend, (d_model, d_k, d_v))
+
+
+@mistake(
+    "MendedSelfAttention",
+    believed="Masked weights can be set to 0 at the end.",
+    tell="What does a row of your weights sum to when some keys are masked?",
+    section=MASK,
+)
+def mended_module_masks_after_softmax(d_model, d_k, d_v):
+    def attend(q, k, v, mask):
+        _, weights = _torch_right(q, k, v)
+        weights = weights if mask is None else weights * mask
+        return weights @ v, weights
+
+    return _module(attend, (d_model, d_k, d_v))
+
+
+@mistake(
+    "MendedSelfAttention",
+    believed="Axes 0 and 1 of the keys have to change places.",
+    tell="Which two axes of the keys are the last two? Print the shapes of q and of your keys.",
+    section=COMPARE,
+)
+def mended_module_turns_the_batch(d_model, d_k, d_v):
+    return _module(
+        lambda q, k, v, mask: _torch_finish(q @ k.transpose(0, 1) / d_k**0.5, v, mask),
+        (d_model, d_k, d_v),
+    )
+
+
+@mistake(
+    "MendedSelfAttention",
+    believed="The division was one of the faults.",
+    tell="Compare your scores with the formula. Is a factor missing?",
+    section=SCALE,
+)
+def mended_module_scale_lost(d_model, d_k, d_v):
+    return _module(lambda q, k, v, mask: _torch_finish(q @ k.mT, v, mask), (d_model, d_k, d_v))
+
+
+@mistake(
+    "MendedSelfAttention",
+    believed="Changing a copy of the data is safest.",
+    tell="Which of your matrices gets no gradient?",
+    section=WHOLE,
+)
+def mended_module_detaches_the_scores(d_model, d_k, d_v):
+    return _module(
+        lambda q, k, v, mask: _torch_finish(_torch_scores(q, k).detach(), v, mask),
+        (d_model, d_k, d_v),
+    )
+
+
+@mistake(
+    "MendedSelfAttention",
+    believed="The output is all that a caller needs.",
+    tell="How many results does the question ask for?",
+    section=WHOLE,
+)
+def mended_module_output_only(d_model, d_k, d_v):
+    return _module(lambda *parts: _torch_right(*parts)[0], (d_model, d_k, d_v))
