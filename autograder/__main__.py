@@ -1,4 +1,4 @@
-"""The commands ``grade`` and ``release``."""
+"""The commands ``grade``, ``release`` and ``gradescope``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import outputs, pages, wall
+from . import gradescope, outputs, pages, wall
 from .batch import choose_seed, grade_class
 from .course import Course, CourseError
 from .files import write_whole
@@ -50,10 +50,15 @@ def main(argv=None):
     releasing.add_argument("stems", nargs="*", metavar="STEM", help="which notebooks (all)")
     releasing.add_argument("--force", action="store_true", help="overwrite answers in exercises/")
 
+    zipping = commands.add_parser("gradescope", help="make an autograder zip for Gradescope")
+    zipping.add_argument("stem", metavar="STEM", help="the notebook that students hand in")
+    zipping.add_argument("--out", type=Path, default=Path("autograder.zip"), metavar="ZIP")
+
     arguments = parser.parse_args(argv)
     try:
         course = Course(arguments.course) if arguments.course else Course.find()
-        return {"grade": run_grade, "release": run_release}[arguments.command](course, arguments)
+        commands = {"grade": run_grade, "release": run_release, "gradescope": run_gradescope}
+        return commands[arguments.command](course, arguments)
     except (CourseError, ReleaseError) as error:
         print(f"autograder: {error}", file=sys.stderr)
         return 2
@@ -159,6 +164,16 @@ def missing_walls(server):
         + (f"\n  Missing is {why}." if why else "")
         + "\n  Grade only notebooks that you trust, or grade on a Linux machine with bubblewrap."
     )
+
+
+def run_gradescope(course, arguments):
+    try:
+        gradescope.make_zip(course, arguments.stem, arguments.out)
+    except ValueError as error:
+        print(f"autograder: {error}", file=sys.stderr)
+        return 2
+    print(f"{arguments.out}: upload it as the autograder of a programming assignment")
+    return 0
 
 
 def run_release(course, arguments):

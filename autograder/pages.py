@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from html import escape
+from statistics import mean, median
 
 from .outputs import WORDS, max_points, points_of, status_of
 from .report import MARKS, STATUS_WORDS, number
@@ -99,11 +100,10 @@ def class_report(results, course):
     parts = ["<h1>Class report</h1>"]
     parts.append(f"<p class=small>{escape(', '.join(results.stems))}</p>")
     if scores:
-        middle = sorted(scores)[len(scores) // 2]
         parts.append(
             f"<p>{len(results.submissions)} submissions, {len(scores)} with a notebook. "
-            f"Median {number(middle)} of {number(most)} points, mean "
-            f"{sum(scores) / len(scores):.1f}.</p><h2>Points</h2>{histogram(scores, most)}"
+            f"Median {number(median(scores))} of {number(most)} points, mean "
+            f"{mean(scores):.1f}.</p><h2>Points</h2>{histogram(scores, most)}"
         )
     parts += ["<h2>Points per question</h2>", _questions(rows, results, course)]
     parts += ["<h2>The mistakes this class makes most</h2>", _mistakes(rows, results, course)]
@@ -116,7 +116,7 @@ def histogram(scores, most, bins=10):
     counts = [0] * bins
     for score in scores:
         counts[min(bins - 1, int(bins * score / most) if most else 0)] += 1
-    width, height, top = 600, 160, max(counts)
+    width, height, top = 440, 160, max(counts)
     step = width / bins
     bars = []
     for i, count in enumerate(counts):

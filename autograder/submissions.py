@@ -10,9 +10,10 @@ from pathlib import Path, PurePosixPath
 from .notebooks import MAX_BYTES, Unreadable, read
 
 MAX_MEMBERS = 100_000  # of a zip
-# What platforms add to names: "Ann Lee_123_assignsubmission_file_" (Moodle), "-1" (Canvas: a
-# second attempt), " (1)" (a browser's second download)
-ADDED = re.compile(r"(_assignsubmission_file_?|-\d+|\s*\(\d+\))$")
+# What Moodle adds to the name of a person's folder: "Ann Lee_123_assignsubmission_file_"
+ADDED_TO_FOLDERS = re.compile(r"_assignsubmission_file_?$")
+# What comes after the name of a file: "-1" (Canvas: a second attempt), " (1)" (a second download)
+ADDED_TO_FILES = re.compile(r"^(-\d+|\s*\(\d+\))+$")
 
 
 @dataclass
@@ -94,7 +95,7 @@ def _people(root):
                 if ".ipynb_checkpoints" not in file.parts
             ]
             for file in notebooks or [None]:
-                yield ADDED.sub("", entry.name), file
+                yield ADDED_TO_FOLDERS.sub("", entry.name), file
         elif entry.suffix == ".ipynb":
             yield entry.stem, entry
 
@@ -104,7 +105,7 @@ def _add(submission, file, course):
     if file.stem == submission.name and stem in file.stem and file.stem != stem:
         # a file named by person: "lee_02_single_head", "02_single_head-lee", "lee_1_2_02_…-1"
         before, _, after = file.stem.partition(stem)
-        submission.name = f"{before}{ADDED.sub('', after)}".strip(" _-.") or file.stem
+        submission.name = f"{before}{ADDED_TO_FILES.sub('', after)}".strip(" _-.") or file.stem
     other = submission.notebooks.get(stem)
     if other is None:
         submission.notebooks[stem] = file
@@ -177,7 +178,7 @@ def unpack(archive, folder):
                 path = PurePosixPath(member.filename.replace("\\", "/"))
                 if path.is_absolute() or ".." in path.parts or "__MACOSX" in path.parts:
                     continue
-                person = safe_name(ADDED.sub("", path.parts[0])) if path.parts else ""
+                person = safe_name(ADDED_TO_FOLDERS.sub("", path.parts[0])) if path.parts else ""
                 target = folder / path
                 if member.is_dir():
                     target.mkdir(parents=True, exist_ok=True)

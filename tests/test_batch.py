@@ -4,10 +4,13 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -237,3 +240,31 @@ def test_exit_status_and_files(a_class, course, tmp_path):
     )
     assert wrong.returncode == 2
     assert "no file or folder" in wrong.stderr
+
+
+def test_gradescope_zip_grades_as_gradescope_runs_it(hand_in, tmp_path):
+    """The zip of this course, unpacked and run where Gradescope would."""
+    root = Path(__file__).parents[1]
+    archive = tmp_path / "autograder.zip"
+    command = [sys.executable, "-m", "autograder", "--course", str(root)]
+    command += ["gradescope", "02_single_head", "--out", str(archive)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    home = tmp_path / "autograder"
+    with zipfile.ZipFile(archive) as opened:
+        opened.extractall(home / "source")
+    requirements = (home / "source" / "requirements.txt").read_text().splitlines()
+    assert {line.split("==")[0] for line in requirements} >= {"numpy", "torch", "-e ."}
+    (home / "submission").mkdir()
+    environment = os.environ | {"AUTOGRADER_HOME": str(home), "PYTHON": sys.executable}
+    script = ["bash", str(home / "source" / "run_autograder")]
+    results = home / "results" / "results.json"
+
+    subprocess.run(script, env=environment, check=True, capture_output=True, timeout=100)
+    assert json.loads(results.read_text())["score"] == 0
+
+    handed_in = home / "submission" / "my answers.ipynb"
+    shutil.copy(root / "solutions" / "02_single_head.ipynb", handed_in)
+    subprocess.run(script, env=environment, check=True, capture_output=True, timeout=100)
+    found = json.loads(results.read_text())
+    assert found["score"] == sum(test["max_score"] for test in found["tests"]) > 0
+    assert all(test["status"] == "passed" for test in found["tests"])

@@ -46,6 +46,16 @@ def test_files_named_by_person(find, as_zip):
     assert set(found) == {"ann", "leebob_123_456"}
 
 
+def test_numbers_in_names_stay(find):
+    found = find(
+        "class/student-01/01_numbers.ipynb",
+        "class/student-02/01_numbers.ipynb",
+        "class/x-7_01_numbers.ipynb",
+        "class/01_numbers_x-8.ipynb",
+    )
+    assert set(found) == {"student-01", "student-02", "x-7", "x-8"}
+
+
 def test_folders_as_moodle_names_them(find):
     assert set(find("class/Ann Lee_77_assignsubmission_file_/my.ipynb", as_zip=True)) == {
         "Ann Lee_77"
