@@ -2,6 +2,7 @@
 
 import nbformat
 import pytest
+from nbformat.v4 import new_output
 
 from autograder.__main__ import main
 from autograder.notebooks import read
@@ -24,6 +25,16 @@ def test_locked_cells_can_be_neither_edited_nor_deleted():
     locked = [c for c in exercise.cells if c.metadata.nbgrader.locked]
     assert len(locked) == 3
     assert all(c.metadata.editable is False and c.metadata.deletable is False for c in locked)
+
+
+def test_examples_keep_their_outputs_and_counts():
+    notebook = solved_notebook()
+    for count, cell in enumerate((c for c in notebook.cells if c.cell_type == "code"), 1):
+        cell.execution_count = count
+        cell.outputs = [new_output("stream", name="stdout", text="42")]
+    kept = [c for c in make_release(notebook).cells if c.get("outputs")]
+    assert [cell.metadata.nbgrader.grade_id for cell in kept] == ["setup"]
+    assert kept[0].execution_count == 1
 
 
 def test_release_is_repeatable(course):
