@@ -74,7 +74,10 @@ class GradedNotebook(pytest.File):
         stash = self.config.stash
         if SERVER not in stash:
             stash[SERVER] = Server(self.course.answer_key)
-            stash[SERVER].start()  # it imports while pytest goes on collecting
+            try:
+                stash[SERVER].start()  # it imports while pytest goes on collecting
+            except RuntimeError as error:  # a platform that cannot fork
+                raise self.CollectError(str(error)) from None
         try:
             self.grading = Grading(self.path, self.course, stash[SERVER])
         except Unreadable as error:

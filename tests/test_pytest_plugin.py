@@ -116,6 +116,15 @@ def test_broken_file_is_unreadable(run, course):
     assert "Traceback" not in result.stdout
 
 
+def test_platform_that_cannot_fork_says_what_to_do(run, course, exercise):
+    (course.root / "conftest.py").write_text("import os\ndel os.fork\n")
+    result = run("exercises/", cwd=course.root)
+    assert result.returncode != 0
+    assert "needs a system that can fork" in result.stdout
+    assert "WSL" in result.stdout
+    assert "Traceback" not in result.stdout
+
+
 def test_files_beside_the_notebook_are_not_imported(run, course, exercise):
     fill_in(exercise, **RIGHT)
     for name in ("numpy.py", "torch.py", "sitecustomize.py", "answers.py"):
