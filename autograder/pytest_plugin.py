@@ -176,10 +176,18 @@ def pytest_terminal_summary(terminalreporter, config):
         for line in table(report, detailed=config.option.verbose > 0):
             terminalreporter.line(line)
         if hint and (not report or len(notebooks) == 1):
-            for line in next_step(report):
+            for line in next_step(report, _asked_about(terminalreporter, grading)):
                 terminalreporter.line(line)
             hint = bool(report)
         terminalreporter.line("")
+
+
+def _asked_about(terminalreporter, grading):
+    """Return the questions of which checks were run: all, or what ``-k`` chose."""
+    run = [r for key in ("passed", TO_DO) for r in terminalreporter.stats.get(key, [])]
+    ids = {r.nodeid for r in run if getattr(r, "when", "") == "call"}
+    path = grading.path.name
+    return {q.id for q in grading.questions if any(f"{path}::{q.id}: " in node for node in ids)}
 
 
 def merged_nbval(parent, path, course):

@@ -96,9 +96,16 @@ class Report:
         """Return the report as JSON text."""
         return json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n"
 
-    def next_question(self):
-        """Return the first question with points missing, or None."""
-        return next((q for q in self.questions if q.status != "passed"), None)
+    def next_question(self, among=None):
+        """Return the first question with points missing, or None.
+
+        Parameters
+        ----------
+        among : container of str, optional
+            The questions that somebody asked about; all where None.
+        """
+        asked = [q for q in self.questions if among is None or q.id in among]
+        return next((q for q in asked if q.status != "passed"), None)
 
     def __str__(self):
         if self.status != "graded":
@@ -172,11 +179,22 @@ def _emphasized(line):
     return re.sub(r"^(Right already|Not yet|Look at this|Next):", r"<b>\1:</b>", line)
 
 
-def next_step(report):
-    """List the lines that say what to do next: the first open question and its feedback."""
-    question = report.next_question()
+def next_step(report, among=None):
+    """List the lines that say what to do next: the first open question and its feedback.
+
+    Parameters
+    ----------
+    report : Report
+    among : container of str, optional
+        See `Report.next_question`.
+
+    Returns
+    -------
+    list of str
+    """
+    question = report.next_question(among)
     if question is None:
-        return ["", "All points. Well done."] if report.questions else []
+        return ["", "All points. Well done."] if report else []
     lines = ["", f"Next: {question.id}"]
     failing = next((c for c in question.checks if not c.passed), None)
     if failing and question.status not in ("not_attempted", "missing", "forbidden"):

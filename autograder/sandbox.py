@@ -20,7 +20,7 @@ from .learner import Learner
 CELL_SECONDS = 20.0  # for one cell of a notebook
 NOTEBOOK_SECONDS = 600.0  # for all its cells and checks together
 START_SECONDS = 120  # for importing NumPy and PyTorch on a slow disk
-PRELOAD = ("numpy", "torch")
+PRELOAD = ("numpy", "numpy.random", "torch")  # the second would be imported by each child
 
 
 class ServerGone(RuntimeError):
@@ -133,8 +133,12 @@ class Server:
         Child
         """
         ours, theirs = socket.socketpair()
-        with theirs:
-            reply = self.request([theirs.fileno()], op="fork", seed=seed)
+        try:
+            with theirs:
+                reply = self.request([theirs.fileno()], op="fork", seed=seed)
+        except ServerGone:
+            ours.close()
+            raise
         return Child(self, ours, reply["pid"])
 
     def layers(self):
@@ -148,8 +152,10 @@ class Server:
         """
         if self._layers is None:
             child = self.fork(0)
-            self._layers = child.layers()
-            child.end()
+            try:
+                self._layers = child.layers()
+            finally:
+                child.end()
         return self._layers
 
     def clone(self):
@@ -258,7 +264,10 @@ class Child:
 
     def layers(self):
         """Ask which walls stand around this child, before any code of a learner runs in it."""
-        return set(self.ask("layers", (), START_SECONDS)["value"])
+        outcome = self.ask("layers", (), START_SECONDS)
+        if "error" in outcome:
+            raise ServerGone("the grading server's first process ended before it could work")
+        return set(outcome["value"])
 
     @property
     def gone(self):

@@ -79,6 +79,13 @@ def test_first_failure_is_shown_and_not_all(run, course, exercise):
     assert "Next: double (integers are doubled)" in result.stdout
 
 
+def test_next_is_about_what_was_asked_for(run, course, exercise):
+    fill_in(exercise, half="def half(x):\n    return x")
+    result = run("exercises/", "-k", "half", cwd=course.root)
+    assert "Next: half" in result.stdout
+    assert "Next: double" not in result.stdout
+
+
 def test_verbose_shows_every_check(run, course, exercise):
     fill_in(exercise, double="def double(x):\n    return 2 * x")
     result = run("exercises/", "-v", cwd=course.root)
