@@ -13,9 +13,10 @@ import yaml
 from . import site
 
 CONTENTS = yaml.safe_load((site.ROOT / "_toc.yml").read_text("utf-8"))
+CHAPTERS = [page for part in CONTENTS["parts"] for page in part["chapters"]]
 PAGES = [
     CONTENTS["root"],
-    *(page["file"] for part in CONTENTS["parts"] for page in part["chapters"]),
+    *(page["file"] for chapter in CHAPTERS for page in [chapter, *chapter.get("sections", [])]),
 ]
 NOTEBOOKS = [page for page in PAGES if (site.ROOT / f"{page}.ipynb").exists()]
 CHAPTER, EXERCISE = "book/02_single_head", "exercises/02_single_head"

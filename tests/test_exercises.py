@@ -1,6 +1,7 @@
 """Every exercise is graded justly: right answers earn all points, wrong ones lose some."""
 
-import importlib
+import functools
+import importlib.util
 from pathlib import Path
 
 import nbformat
@@ -92,16 +93,30 @@ def test_known_mistakes_lose_points_and_are_named(mistake):
         assert all(check.message for check in result.checks if not check.passed)
 
 
+@functools.cache
+def matrix():
+    """Return what `tools/mistakes.py` finds: which checks each mistake fails."""
+    spec = importlib.util.spec_from_file_location("mistakes", ROOT / "tools" / "mistakes.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    return tool, list(tool.matrix(COURSE))
+
+
 @each_question
 def test_every_check_is_failed_by_a_mistake_that_passes_another(name):
-    checks = {check.name for check in QUESTIONS[name].checks}
-    needed = set()
-    for mistake in MISTAKES:
-        if mistake.question == name:
-            failed = set(failures(name, mistake.answer, seed=0))
-            if failed != checks or len(checks) == 1:
-                needed |= failed
-    assert needed == checks
+    _, rows = matrix()
+    question, found = next((q, found) for _, q, found in rows if q.id == name)
+    checks = set(range(1, len(question.checks) + 1))
+    needed = [failing for _, failing in found if failing != checks or len(checks) == 1]
+    assert set().union(*needed) == checks
+
+
+def test_pages_of_known_mistakes_are_current():
+    """To mend: ``python tools/mistakes.py --write``."""
+    tool, rows = matrix()
+    assert tool.uncaught(rows) == []
+    kept = {path.name: path.read_text(encoding="utf-8") for path in tool.PAGES.glob("*.md")}
+    assert kept == tool.as_pages(rows)
 
 
 @pytest.mark.parametrize(("name", "answer"), answers("TRIVIAL"))

@@ -150,6 +150,45 @@ def test_a_fault_costs_its_own_checks_alone(name, costs):
     assert failed == costs
 
 
+@pytest.mark.parametrize("like", ["x", "the drive", "b", "W_h"])
+def test_a_buffer_of_integers_is_found_whatever_array_it_is_made_like(like):
+    def answer(x, W_x, W_h, b, h0):
+        drive = x @ W_x + b
+        dtype = {"x": x, "the drive": drive, "b": b, "W_h": W_h}[like].dtype
+        hs, h = np.zeros(drive.shape, dtype=dtype), h0
+        for t in range(x.shape[1]):
+            h = np.tanh(drive[:, t] + h @ W_h)
+            hs[:, t] = h
+        return hs
+
+    for seed in range(3):
+        assert set(failures("rnn_forward", answer, seed)) == {"integer_inputs_work_too"}
+        learner = LiveLearner({"rnn_forward": answer})
+        result = grade_question(QUESTIONS["rnn_forward"], learner, seed, MISTAKES)
+        assert result.mistake == "rnn-integer-buffer"
+
+
+@pytest.mark.parametrize("tiny", [1e-6, 1e-8, 1e-12])
+def test_scaling_up_is_named_whatever_is_added_to_the_divisor(tiny):
+    def answer(grads, max_norm):
+        norm = np.sqrt(sum(np.sum(grad**2) for grad in grads))
+        return [grad * max_norm / (norm + tiny) for grad in grads], norm
+
+    for seed in range(3):
+        learner = LiveLearner({"clip_by_global_norm": answer})
+        result = grade_question(QUESTIONS["clip_by_global_norm"], learner, seed, MISTAKES)
+        assert result.mistake == "clip-scales-up-too"
+
+
+@pytest.mark.parametrize("shape_error", [lambda x: x @ np.ones(1), lambda x: np.split(x[:, 0], 7)])
+def test_an_error_of_shapes_alone_is_not_taken_for_a_known_mistake(shape_error):
+    # a probe on which the known mistake raises no error tells the two apart
+    for name in ("gru_step", "read_backwards"):
+        learner = LiveLearner({name: lambda x, *rest: shape_error(np.ones((len(x), 5)))})
+        result = grade_question(QUESTIONS[name], learner, 0, MISTAKES)
+        assert result.mistake is None
+
+
 @pytest.mark.parametrize(
     ("name", "broken"),
     [

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from autograder.grade import grade
+from autograder.grade import grade, grade_question
+from autograder.learner import LiveLearner
 from autograder.notebooks import as_text, grade_id
 from autograder.release import make_release
 
 from .oracle import exercise_single_head as more
 from .oracle import single_head as oracle
-from .test_exercises import COURSE, MISTAKES, failures
+from .test_exercises import COURSE, MISTAKES, QUESTIONS, failures
 
 STEM = "02_single_head"
 ROOT = Path(__file__).parents[1]
@@ -49,6 +50,48 @@ def test_half_of_the_mending_earns_points():
     assert failed_by("mended-module-still-drops-the-mask") == {
         "mended_module_keeps_masked_keys_out"
     }
+
+
+# --- what raises an error is named too ---
+
+
+def named(question_id, answer):
+    question = QUESTIONS[question_id]
+    learner = LiveLearner({question_id: answer})
+    return grade_question(question, learner, 0, MISTAKES).mistake
+
+
+@pytest.mark.parametrize("fill", [-np.inf, -1e9])
+@pytest.mark.parametrize("empty_rows_too", [False, True])
+def test_indexing_with_a_mask_is_named_whatever_comes_after(fill, empty_rows_too):
+    def mended_attention(Q, K, V, mask=None):
+        scores = Q @ np.swapaxes(K, 1, 2) / np.sqrt(K.shape[-1])
+        if mask is not None:
+            scores[~mask] = fill
+        if mask is not None and empty_rows_too:
+            scores = np.where(mask.any(axis=-1, keepdims=True), scores, 0.0)
+        weights = oracle.softmax(scores)
+        return weights @ V, weights
+
+    assert named("mended_attention", mended_attention) == "mended-by-indexing"
+
+
+@pytest.mark.parametrize(
+    ("queries_index", "keys_index", "mistake_id"),
+    [
+        (..., ..., "additive-without-new-axes"),
+        ((..., None, slice(None)), ..., "additive-new-axis-for-queries-alone"),
+        (..., (..., None, slice(None), slice(None)), "additive-new-axis-for-keys-alone"),
+        ((..., None, slice(None)), (..., None, slice(None)), "additive-same-new-axis"),
+    ],
+)
+def test_a_missing_axis_is_named(queries_index, keys_index, mistake_id):
+    def additive_attention(Q, K, V, W_q, W_k, w):
+        hidden = np.tanh((Q @ W_q)[queries_index] + (K @ W_k)[keys_index])
+        weights = oracle.softmax(np.sum(hidden * w, axis=-1))
+        return weights @ V, weights
+
+    assert named("additive_attention", additive_attention) == mistake_id
 
 
 # --- the oracles ---

@@ -1,8 +1,8 @@
 """Which check catches which mistake: the matrix of known mistakes, for every exercise notebook.
 
     python tools/mistakes.py           print the matrix
-    python tools/mistakes.py --write   write the book's page, book/mistakes.md
-    python tools/mistakes.py --check   exit 1 if the page does not show what is so
+    python tools/mistakes.py --write   write the book's pages, book/mistakes/
+    python tools/mistakes.py --check   exit 1 if the pages do not show what is so
 
 A check that no mistake fails is reported: extend it or delete it.
 """
@@ -18,7 +18,7 @@ from autograder.learner import LiveLearner
 from autograder.report import number
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "book" / "mistakes.md"
+PAGES = ROOT / "book" / "mistakes"
 SEED = 0
 
 HEAD = """\
@@ -28,7 +28,8 @@ The grader knows these wrong answers. When a check fails, it compares what your 
 each of them does on the same inputs, and names the one that fits. The bank also proves the checks:
 every mistake loses points, and every check catches at least one.
 
-If you are still working on a notebook, stop here: the list gives away what its questions look for.
+If you are still working on a notebook, stop here: the lists give away what its questions look for.
+
 """
 
 
@@ -75,25 +76,36 @@ def as_text(rows):
     return "\n".join(lines)
 
 
-def as_page(rows):
-    """Return the matrix as a page of the book."""
-    lines, current = [HEAD], None
+def as_pages(rows):
+    """Return the pages of the book: ``{file name: text}``."""
+    by_stem = {}
     for stem, question, found in rows:
-        if stem != current:
-            current = stem
-            lines.append(f"## {stem}\n")
-        checks = enumerate(question.checks, 1)
-        lines.append(f"### `{question.id}`\n")
-        lines += [f"{place}. {c.sentence} ({number(c.points)})" for place, c in checks]
-        lines += ["", "| mistake | what was believed | fails checks |", "|---|---|---|"]
-        for mistake, failing in found:
-            numbers = ", ".join(map(str, sorted(failing)))
-            if len(failing) == len(question.checks) > 1:
-                numbers = "all"
-            believed = escape(mistake.believed, quote=False).replace("|", "\\|")
-            lines.append(f"| `{mistake.id}` | {believed} | {numbers} |")
-        lines.append("")
-    return "\n".join(lines)
+        by_stem.setdefault(stem, []).append((question, found))
+    lines = ["| notebook | questions | checks | known mistakes |", "|---|---|---|---|"]
+    for stem, entries in by_stem.items():
+        checks = sum(len(question.checks) for question, _ in entries)
+        mistakes = sum(len(found) for _, found in entries)
+        lines.append(f"| [{stem}]({stem}.md) | {len(entries)} | {checks} | {mistakes} |")
+    pages = {"index.md": HEAD + "\n".join(lines) + "\n"}
+    for stem, entries in by_stem.items():
+        parts = [f"# Known mistakes: {stem}\n"]
+        parts += [_section(question, found) for question, found in entries]
+        pages[f"{stem}.md"] = "\n".join(parts)
+    return pages
+
+
+def _section(question, found):
+    lines = [f"## `{question.id}`", ""]
+    for place, check in enumerate(question.checks, 1):
+        lines.append(f"{place}. {check.sentence} ({number(check.points)})")
+    lines += ["", "| what was believed | fails checks |", "|---|---|"]
+    for mistake, failing in found:
+        numbers = ", ".join(map(str, sorted(failing)))
+        if len(failing) == len(question.checks) > 1:
+            numbers = "all"
+        believed = escape(mistake.believed, quote=False).replace("|", "\\|")
+        lines.append(f"| {believed} `{mistake.id}` | {numbers} |")
+    return "\n".join([*lines, ""])
 
 
 def main(arguments=None):
@@ -101,17 +113,20 @@ def main(arguments=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--write", action="store_true", help="write book/mistakes.md")
-    what.add_argument("--check", action="store_true", help="exit 1 if that page is out of date")
+    what.add_argument("--write", action="store_true", help="write book/mistakes/")
+    what.add_argument("--check", action="store_true", help="exit 1 if they are out of date")
     options = parser.parse_args(arguments)
     rows = list(matrix(Course(ROOT)))
     for name in uncaught(rows):
         print(f"no mistake fails the check {name}", file=sys.stderr)
     if options.write:
-        PAGE.write_text(as_page(rows), encoding="utf-8")
+        PAGES.mkdir(exist_ok=True)
+        for name, text in as_pages(rows).items():
+            (PAGES / name).write_text(text, encoding="utf-8")
     elif options.check:
-        if PAGE.read_text(encoding="utf-8") != as_page(rows):
-            print("book/mistakes.md is out of date: python tools/mistakes.py --write")
+        kept = {path.name: path.read_text(encoding="utf-8") for path in PAGES.glob("*.md")}
+        if kept != as_pages(rows):
+            print("book/mistakes/ is out of date: python tools/mistakes.py --write")
             return 1
     else:
         print(as_text(rows))

@@ -311,7 +311,8 @@ def rnn_reads_backwards(x, W_x, W_h, b, h0):
 @mistake(
     "rnn_forward",
     believed="States have the type of the inputs.",
-    tell="Which dtype has the array that you write the states into, when x holds integers?",
+    tell="Which dtype has the array that you write the states into, when all that it is made "
+    "from holds integers?",
     section=ONE_STEP,
 )
 def rnn_integer_buffer(x, W_x, W_h, b, h0):
@@ -339,6 +340,64 @@ def rnn_h0_overwritten(x, W_x, W_h, b, h0):
 def rnn_one_buffer_for_all_states(x, W_x, W_h, b, h0):
     hs = _states(x, W_x, W_h, b, h0)
     return np.repeat(hs[:, -1:], x.shape[1], axis=1)
+
+
+@mistake(
+    "rnn_forward",
+    believed="h[:] = ... makes a new state, and the list keeps the old ones.",
+    tell="Print h0 before and after the call. How many arrays does your list hold, and how many "
+    "names for one array?",
+    section=ONE_STEP,
+)
+def rnn_h0_is_the_buffer_for_all_states(x, W_x, W_h, b, h0):
+    h, states = h0, []
+    for t in range(x.shape[1]):
+        h[...] = np.tanh(x[:, t] @ W_x + h @ W_h + b)
+        states.append(h)
+    return np.stack(states, axis=1)
+
+
+@mistake(
+    "rnn_forward",
+    believed="h0 is the first state of the sequence that is being read.",
+    tell="Print the shape of h before the first step of one sequence. Whose states does it hold?",
+    section=ONE_STEP,
+)
+def rnn_each_sequence_starts_from_all_of_h0(x, W_x, W_h, b, h0):
+    result = []
+    for sequence in x:
+        h, states = h0, []
+        for token in sequence:
+            h = np.tanh(token @ W_x + h @ W_h + b)
+            states.append(h)
+        result.append(states)
+    return np.array(result)
+
+
+@mistake(
+    "rnn_forward",
+    believed="h0 is the first state of the sequence that is being read, and fits into a row.",
+    tell="Print the shape of h before the first step of one sequence. Whose states does it hold?",
+    section=ONE_STEP,
+)
+def rnn_all_of_h0_into_one_row(x, W_x, W_h, b, h0):
+    hs = np.zeros((len(x), x.shape[1], len(b)))
+    for n in range(len(x)):
+        h = h0
+        for t in range(x.shape[1]):
+            h = np.tanh(x[n, t] @ W_x + h @ W_h + b)
+            hs[n, t] = h
+    return hs
+
+
+@mistake(
+    "rnn_forward",
+    believed="All sequences start from the same state.",
+    tell="Change the second row of h0. Do the states of the second sequence change?",
+    section=ONE_STEP,
+)
+def rnn_first_row_of_h0_for_all(x, W_x, W_h, b, h0):
+    return _states(x, W_x, W_h, b, np.repeat(h0[:1], len(h0), axis=0))
 
 
 # --- rnn_last_state ---
@@ -515,6 +574,16 @@ def last_state_lengths_changed(hs, lengths):
 def last_state_padding_cleared(hs, lengths):
     hs[np.arange(hs.shape[1]) >= np.asarray(lengths)[:, None]] = 0
     return hs[np.arange(len(hs)), np.asarray(lengths) - 1]
+
+
+@mistake(
+    "rnn_last_state",
+    believed="One index for each sequence takes the time axis away.",
+    tell="Print the shape of your result. Which of its axes has the length 1, and is it asked for?",
+    section=LAST,
+)
+def last_state_time_axis_kept(hs, lengths):
+    return np.take_along_axis(hs, (np.asarray(lengths) - 1)[:, None, None], axis=1)
 
 
 # --- rnn_backward ---
@@ -1365,6 +1434,39 @@ def clip_scales_up_too(grads, max_norm):
 
 @mistake(
     "clip_by_global_norm",
+    believed="Clipping multiplies by max_norm / norm, whatever the norm is.",
+    tell="What is max_norm / norm when the norm is below max_norm? And when it is 0?",
+    section=CLIPPING,
+)
+def clip_min_forgotten(grads, max_norm):
+    norm = np.float64(_norm(grads))
+    return [grad * (max_norm / norm) for grad in grads], norm
+
+
+@mistake(
+    "clip_by_global_norm",
+    believed="Clipping multiplies by max_norm / norm, whatever the norm is.",
+    tell="What is max_norm / norm when the norm is below max_norm? And when it is 0?",
+    section=CLIPPING,
+)
+def clip_min_forgotten_with_plain_numbers(grads, max_norm):
+    norm = _norm(grads)
+    return [grad * (float(max_norm) / norm) for grad in grads], norm
+
+
+@mistake(
+    "clip_by_global_norm",
+    believed="min(1, max_norm / norm) is right for gradients of any size, 0 included.",
+    tell="Let all gradients be 0. What do you divide by?",
+    section=CLIPPING,
+)
+def clip_divides_a_plain_number_by_zero(grads, max_norm):
+    norm = _norm(grads)
+    return [grad * min(1.0, float(max_norm) / norm) for grad in grads], norm
+
+
+@mistake(
+    "clip_by_global_norm",
     believed="max_norm / norm is right for gradients of any size, 0 included.",
     tell="Let all gradients be 0. What do you divide by?",
     section=CLIPPING,
@@ -1850,6 +1952,19 @@ def gru_state_overwritten(x, h, W, U, b):
     return h
 
 
+@mistake(
+    "gru_step",
+    believed="np.split cuts along the columns.",
+    tell="Along which axis does np.split cut when it is told none? Print the shape of a part.",
+    section=GATES,
+)
+def gru_split_along_the_batch(x, h, W, U, b):
+    x_r, x_z, x_n = np.split(x @ W + b, 3)
+    h_r, h_z, h_n = np.split(h @ U, 3)
+    r, z = _sigmoid(x_r + h_r), _sigmoid(x_z + h_z)
+    return (1 - z) * np.tanh(x_n + r * h_n) + z * h
+
+
 # --- read_backwards ---
 
 
@@ -2016,6 +2131,41 @@ def read_backwards_in_place(x, lengths, W_x, W_h, b):
     return states
 
 
+def _mask_without_axis(x, lengths, W_x, W_h, b):
+    """Hold the state back by a mask (B,), which NumPy takes for a mask of units."""
+    h, states = np.zeros((len(x), len(W_h))), np.zeros((*x.shape[:2], len(W_h)))
+    for t in reversed(range(x.shape[1])):
+        real = t < np.asarray(lengths)  # (B,)
+        h = np.where(real, np.tanh(x[:, t] @ W_x + h @ W_h + b), h)
+        states[:, t] = h
+    return states
+
+
+@mistake(
+    "read_backwards",
+    believed="A mask with one entry for each sequence picks rows.",
+    tell="Print the shapes of your mask and of the state. To which axis does NumPy fit the mask?",
+    section=LAST,
+)
+def read_backwards_mask_without_axis(x, lengths, W_x, W_h, b):
+    states = _mask_without_axis(x, lengths, W_x, W_h, b)
+    for t in range(x.shape[1]):
+        states[:, t] = np.where(t < np.asarray(lengths), states[:, t], 0.0)
+    return states
+
+
+@mistake(
+    "read_backwards",
+    believed="A mask with one entry for each sequence picks rows; only the result needs an axis.",
+    tell="Print the shapes of the state and of the mask that holds it back. To which axis does "
+    "NumPy fit the mask?",
+    section=LAST,
+)
+def read_backwards_mask_without_axis_in_the_loop(x, lengths, W_x, W_h, b):
+    states = _mask_without_axis(x, lengths, W_x, W_h, b)
+    return np.where(_real(x, lengths), states, 0.0)
+
+
 # --- gradient_norms ---
 
 
@@ -2119,6 +2269,18 @@ def gradient_norms_frobenius(hs, W_h):
 
 @mistake(
     "gradient_norms",
+    believed="np.linalg.norm(J) is the largest factor by which J lengthens a vector.",
+    tell="What does np.linalg.norm compute of a matrix when it is told no order? Try the identity.",
+    section=DISTANCE,
+)
+def gradient_norms_frobenius_but_at_the_end(hs, W_h):
+    norms = _norms(hs, W_h, size=np.linalg.norm)
+    norms[-1] = 1.0
+    return norms
+
+
+@mistake(
+    "gradient_norms",
     believed="The norm of a matrix is its spectral radius.",
     tell="Take a matrix with a single 1 above the diagonal. What is its largest eigenvalue, and "
     "how much longer can it make a vector?",
@@ -2208,7 +2370,39 @@ growth_slope_not_squared = mistake_value(
     "growth-slope-not-squared",
     (1.25, 0.5),
     believed="The slope of tanh is 1 - h.",
-    tell="The slope of tanh is the same for a state of 0.6 and of -0.6.",
+    tell="What is the slope where the state is 0.6? It is 1 minus a square.",
+    section=DISTANCE,
+)
+growth_state_for_slope_at_06 = mistake_value(
+    "predicted_growth",
+    "growth-state-for-slope-at-0.6",
+    (1.25, 0.75),
+    believed="Away from 0 a step multiplies the gradient by the state.",
+    tell="What is the slope where the state is 0.6? It is 1 minus a square.",
+    section=DISTANCE,
+)
+growth_square_for_slope_at_06 = mistake_value(
+    "predicted_growth",
+    "growth-square-for-slope-at-0.6",
+    (1.25, 0.45),
+    believed="Away from 0 the slope of tanh is the square of the state.",
+    tell="What is the slope where the state is 0.6? It is 1 minus a square.",
+    section=DISTANCE,
+)
+growth_w_h_near_0_only = mistake_value(
+    "predicted_growth",
+    "growth-w-h-near-0-only",
+    (1.25, 0.64),
+    believed="Near 0 W_h decides, away from 0 the slope of tanh does.",
+    tell="A step also multiplies by W_h. By how much does W_h change the length of a vector?",
+    section=DISTANCE,
+)
+growth_w_h_at_06_only = mistake_value(
+    "predicted_growth",
+    "growth-w-h-at-0.6-only",
+    (1.0, 0.8),
+    believed="Near 0 a step leaves the gradient as it is.",
+    tell="A step also multiplies by W_h. By how much does W_h change the length of a vector?",
     section=DISTANCE,
 )
 growth_state_for_slope = mistake_value(
@@ -2298,5 +2492,37 @@ reach_the_whole_chunk_and_stream = mistake_value(
     (8, 4),
     believed="A chunk is one unit: what changes one of its states changes all.",
     tell="Can the state after step 7 depend on input 8, which is in the same chunk?",
+    section=CHUNKS,
+)
+reach_values_of_a_chunk = mistake_value(
+    "predicted_reach",
+    "reach-values-of-a-chunk",
+    (4, 3),
+    believed="A state remembers as many inputs as a chunk is long.",
+    tell="From which state does the second chunk start, and what has that state read?",
+    section=CHUNKS,
+)
+reach_a_chunk_for_both = mistake_value(
+    "predicted_reach",
+    "reach-a-chunk-for-both",
+    (4, 4),
+    believed="Values and gradients both reach back as many steps as a chunk is long.",
+    tell="From which state does the second chunk start, and at which step does it begin?",
+    section=CHUNKS,
+)
+reach_values_of_the_stream = mistake_value(
+    "predicted_reach",
+    "reach-values-of-the-stream",
+    (12, 3),
+    believed="Every input of the stream has a part in every state.",
+    tell="Can the state after step 7 depend on input 8?",
+    section=CHUNKS,
+)
+reach_gradients_of_the_stream = mistake_value(
+    "predicted_reach",
+    "reach-gradients-of-the-stream",
+    (7, 12),
+    believed="A gradient goes to every input that asks for one.",
+    tell="Can input 8 change the state after step 7? And where does the graph of this chunk begin?",
     section=CHUNKS,
 )

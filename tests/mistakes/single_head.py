@@ -16,6 +16,7 @@ WHOLE = "The whole function"
 GENERAL = "The general case: two sequences"
 MASK = "Leaving some keys out"
 BACKWARD = "The backward pass by hand"
+MEASURED = "Why the scores are scaled, measured"
 TORCH = "The torch twin"
 WRONG = "How it goes wrong"
 
@@ -938,6 +939,21 @@ def mask_empty_row_along_wrong_axis(Q, K, V, mask=None):
 
 @mistake(
     "scaled_dot_product_attention",
+    believed="One answer for each query lines up with the table of scores.",
+    tell="Print the shape of what says whether a query has any key beside the shape of the scores.",
+    section=MASK,
+)
+def mask_empty_row_keepdims_missing(Q, K, V, mask=None):
+    if mask is None:
+        return _finish(_scores(Q, K), V)
+    some = np.any(mask, axis=-1)
+    scores = np.where(some, _fill(_scores(Q, K), mask), 0.0)
+    weights = np.where(some, _softmax(scores), 0.0)
+    return weights @ V, weights
+
+
+@mistake(
+    "scaled_dot_product_attention",
     believed="The formula of the softmax is the algorithm.",
     tell="Give your function scores near 10,000.",
     section=STABLE,
@@ -1178,7 +1194,7 @@ def _entropy(weights, **options):
     "attention_entropy",
     believed="Entropy is counted in bits.",
     tell="For two equal weights, is your result 1 or log 2? Which logarithm gives nats?",
-    section=WEIGHTS,
+    section=MEASURED,
 )
 def entropy_in_bits(weights):
     return _entropy(weights) / np.log(2)
@@ -1188,7 +1204,7 @@ def entropy_in_bits(weights):
     "attention_entropy",
     believed="The sum of weight times logarithm is the entropy as it stands.",
     tell="The logarithm of a weight below 1 is negative. Can an entropy be negative?",
-    section=WEIGHTS,
+    section=MEASURED,
 )
 def entropy_without_sign(weights):
     return -_entropy(weights)
@@ -1198,7 +1214,7 @@ def entropy_without_sign(weights):
     "attention_entropy",
     believed="0 times anything is 0, for a computer as well.",
     tell="Evaluate 0 * np.log(0). Which weights need care before the logarithm?",
-    section=WEIGHTS,
+    section=MEASURED,
 )
 def entropy_of_zero_is_nan(weights):
     return -np.sum(weights * np.log(weights), axis=-1)
@@ -1229,7 +1245,7 @@ def entropy_of_empty_row_is_largest(weights):
     "attention_entropy",
     believed="The entropy is the mean of the terms.",
     tell="For n equal weights the result is log n. What is yours?",
-    section=WEIGHTS,
+    section=MEASURED,
 )
 def entropy_takes_the_mean(weights):
     return _entropy(weights) / weights.shape[-1]
@@ -1259,7 +1275,7 @@ def entropy_over_axis_1(weights):
     "attention_entropy",
     believed="Picking the positive weights out of the array keeps its rows.",
     tell="Print the shape of weights[weights > 0]. Where have the rows gone?",
-    section=WEIGHTS,
+    section=MEASURED,
 )
 def entropy_of_the_whole_array(weights):
     positive = weights[weights > 0]
@@ -1270,7 +1286,7 @@ def entropy_of_the_whole_array(weights):
     "attention_entropy",
     believed="The reduced axis stays, with length 1.",
     tell="Compare the shape of your result with the one that is asked for.",
-    section=WEIGHTS,
+    section=MEASURED,
 )
 def entropy_keeps_the_axis(weights):
     return _entropy(weights, keepdims=True)
@@ -1280,7 +1296,7 @@ def entropy_keeps_the_axis(weights):
     "attention_entropy",
     believed="The terms need not be added up.",
     tell="How many numbers does one row of weights give in your result?",
-    section=WEIGHTS,
+    section=MEASURED,
 )
 def entropy_terms_not_summed(weights):
     return -weights * np.log(np.where(weights > 0, weights, 1.0))
@@ -1290,7 +1306,7 @@ def entropy_terms_not_summed(weights):
     "attention_entropy",
     believed="Entropy lies between 0 and 1.",
     tell="For n equal weights the result is log n. What is yours?",
-    section=WEIGHTS,
+    section=MEASURED,
 )
 def entropy_divided_by_the_largest(weights):
     return _entropy(weights) / np.log(weights.shape[-1])
@@ -1300,7 +1316,7 @@ def entropy_divided_by_the_largest(weights):
     "attention_entropy",
     believed="The number of keys that count is the entropy.",
     tell="If one weight is 1, is your result 0?",
-    section=WEIGHTS,
+    section=MEASURED,
 )
 def entropy_exponentiated(weights):
     return np.exp(_entropy(weights))
@@ -1310,7 +1326,7 @@ def entropy_exponentiated(weights):
     "attention_entropy",
     believed="Each weight is a coin, with the rest on its other side.",
     tell="How many terms does the formula have for a row of n weights?",
-    section=WEIGHTS,
+    section=MEASURED,
 )
 def entropy_of_coins(weights):
     rest = 1 - weights
@@ -1321,7 +1337,7 @@ def entropy_of_coins(weights):
     "attention_entropy",
     believed="One minus the sum of squares is the entropy.",
     tell="Where is the logarithm of the formula in your code?",
-    section=WEIGHTS,
+    section=MEASURED,
 )
 def entropy_of_squares(weights):
     return 1 - np.sum(weights**2, axis=-1)
@@ -1341,7 +1357,7 @@ def entropy_of_another_softmax(weights):
     "attention_entropy",
     believed="A hundredth added inside the logarithm does no harm.",
     tell="For one weight of 1 and zeros beside it, is your result exactly 0?",
-    section=WEIGHTS,
+    section=MEASURED,
 )
 def entropy_with_a_large_epsilon(weights):
     return -np.sum(weights * np.log(weights + 0.01), axis=-1)
@@ -1351,7 +1367,7 @@ def entropy_with_a_large_epsilon(weights):
     "attention_entropy",
     believed="The largest weight tells how sharp the attention is.",
     tell="Change the smaller weights and keep the largest. Does your result change?",
-    section=WEIGHTS,
+    section=MEASURED,
 )
 def entropy_of_the_best_key(weights):
     return -np.log(np.maximum(weights.max(axis=-1), 1e-12))
@@ -1361,7 +1377,7 @@ def entropy_of_the_best_key(weights):
     "attention_entropy",
     believed="Zeros may be replaced in place, since the caller does not need them.",
     tell="Print the weights before and after the call.",
-    section=WEIGHTS,
+    section=MEASURED,
 )
 def entropy_fills_zeros_in_place(weights):
     weights[weights == 0] = 1.0
@@ -1394,6 +1410,16 @@ def mended_axes_alone(Q, K, V, mask=None):
     if mask is not None:
         scores = scores.masked_fill(mask == 0, -1e9)
     return _mended_finish(scores, V)
+
+
+@mistake(
+    "mended_attention",
+    believed="The mask was the only fault; any array can be transposed like that.",
+    tell="How many axes has K here, and how many does the transpose name?",
+    section=COMPARE,
+)
+def mended_mask_alone(Q, K, V, mask=None):
+    return _finish(Q @ K.transpose(0, 1, 3, 2) / np.sqrt(K.shape[-1]), V, mask)
 
 
 @mistake(
@@ -1468,6 +1494,34 @@ def mended_by_indexing(Q, K, V, mask=None):
     if mask is not None:
         scores[mask == 0] = -np.inf
     return _finish(scores, V)
+
+
+@mistake(
+    "mended_attention",
+    believed="np.putmask broadcasts as np.where does.",
+    tell="Compare the shapes of mask and scores when the mask is (L_q, L_k) or (B, 1, L_k).",
+    section=MASK,
+)
+def mended_by_putmask(Q, K, V, mask=None):
+    scores = _scores(Q, K)
+    if mask is not None:
+        np.putmask(scores, mask == 0, -np.inf)
+    return _finish(scores, V)
+
+
+@mistake(
+    "mended_attention",
+    believed="One answer for each query lines up with the table of scores.",
+    tell="Print the shape of what says whether a query has any key beside the shape of the scores.",
+    section=MASK,
+)
+def mended_but_keepdims_missing(Q, K, V, mask=None):
+    if mask is None:
+        return _finish(_scores(Q, K), V)
+    some = np.any(mask, axis=-1)
+    scores = np.where(some, _fill(_scores(Q, K), mask), 0.0)
+    weights = np.where(some, _softmax(scores), 0.0)
+    return weights @ V, weights
 
 
 @mistake(
@@ -1720,6 +1774,78 @@ def additive_pairs_by_position(Q, K, V, W_q, W_k, w):
 
 @mistake(
     "additive_attention",
+    believed="Adding two matrices adds every row of one to every row of the other.",
+    tell="Print the shapes of the two projections. Which pairs of rows does NumPy add?",
+    section=COMPARE,
+)
+def additive_without_new_axes(Q, K, V, W_q, W_k, w):
+    return _finish(np.tanh(Q @ W_q + K @ W_k) @ w, V)
+
+
+@mistake(
+    "additive_attention",
+    believed="Turning the keys lets every query meet every key, as in the dot product.",
+    tell="A matrix product sums over pairs. What does a sum of two matrices do with their rows?",
+    section=COMPARE,
+)
+def additive_turns_the_keys(Q, K, V, W_q, W_k, w):
+    return _finish(np.tanh(Q @ W_q + np.swapaxes(K @ W_k, -1, -2)) @ w, V)
+
+
+@mistake(
+    "additive_attention",
+    believed="One new axis is enough: NumPy finds a place for the other.",
+    tell="NumPy lines up axes from the right. Write down both shapes for inputs of three axes.",
+    section=GENERAL,
+)
+def additive_new_axis_for_queries_alone(Q, K, V, W_q, W_k, w):
+    return _finish(np.tanh((Q @ W_q)[..., :, None, :] + K @ W_k) @ w, V)
+
+
+@mistake(
+    "additive_attention",
+    believed="A new axis for the keys is enough, since the queries come first.",
+    tell="NumPy lines up axes from the right. Which axis of the keys meets that of the queries?",
+    section=COMPARE,
+)
+def additive_new_axis_for_keys_alone(Q, K, V, W_q, W_k, w):
+    return _finish(np.tanh(Q @ W_q + (K @ W_k)[..., None, :, :]) @ w, V)
+
+
+@mistake(
+    "additive_attention",
+    believed="Queries and keys get the same new axis.",
+    tell="Write down the shapes of both terms of your sum. Along which axis do the queries lie?",
+    section=COMPARE,
+)
+def additive_same_new_axis(Q, K, V, W_q, W_k, w):
+    hidden = np.tanh((Q @ W_q)[..., :, None, :] + (K @ W_k)[..., :, None, :])
+    return _finish(hidden @ w, V)
+
+
+@mistake(
+    "additive_attention",
+    believed="The axis of the queries and that of the keys may both come after the new one.",
+    tell="Write down the shapes of both terms of your sum. Along which axis do the keys lie?",
+    section=COMPARE,
+)
+def additive_same_new_axis_in_front(Q, K, V, W_q, W_k, w):
+    hidden = np.tanh((Q @ W_q)[..., None, :, :] + (K @ W_k)[..., None, :, :])
+    return _finish(hidden @ w, V)
+
+
+@mistake(
+    "additive_attention",
+    believed="A dot product with w may be written from either side.",
+    tell="With a vector on the left of @, which axis of the array on the right is summed over?",
+    section=COMPARE,
+)
+def additive_w_from_the_left(Q, K, V, W_q, W_k, w):
+    return _finish(w @ np.tanh(_pairs(Q @ W_q, K @ W_k)), V)
+
+
+@mistake(
+    "additive_attention",
     believed="The inputs have two axes.",
     tell="Call your function with inputs of three axes. Where does the new axis go?",
     section=GENERAL,
@@ -1888,6 +2014,52 @@ def backward_dK_not_transposed(doutput, Q, K, V, weights):
 def backward_dQ_from_the_queries(doutput, Q, K, V, weights):
     _, dK, dV = _gradients(doutput, Q, K, V, weights)
     return _dscores(doutput, V, weights) @ Q / np.sqrt(K.shape[-1]), dK, dV
+
+
+@mistake(
+    "attention_backward",
+    believed="The gradient of the weights is doutput times the values as they stand.",
+    tell="Write down the shapes of doutput, V and the weights. Which product gives the third?",
+    section=BACKWARD,
+)
+def backward_values_not_transposed(doutput, Q, K, V, weights):
+    dweights = doutput @ V
+    dscores = weights * (dweights - np.sum(weights * dweights, axis=-1, keepdims=True))
+    return _gradients(doutput, Q, K, V, weights, dscores)
+
+
+@mistake(
+    "attention_backward",
+    believed="Both gradients of a product need the transposed gradient of the scores.",
+    tell="A query has one row of the scores. Over which axis does its gradient sum?",
+    section=BACKWARD,
+)
+def backward_dQ_sums_over_queries(doutput, Q, K, V, weights):
+    _, dK, dV = _gradients(doutput, Q, K, V, weights)
+    return _turned(_dscores(doutput, V, weights)) @ K / np.sqrt(K.shape[-1]), dK, dV
+
+
+@mistake(
+    "attention_backward",
+    believed="The keys were transposed forward, so they are transposed backward, too.",
+    tell="Write down the shapes of dscores, K and dQ. Which product gives the third?",
+    section=BACKWARD,
+)
+def backward_keys_transposed_in_dQ(doutput, Q, K, V, weights):
+    _, dK, dV = _gradients(doutput, Q, K, V, weights)
+    return _dscores(doutput, V, weights) @ _turned(K) / np.sqrt(K.shape[-1]), dK, dV
+
+
+@mistake(
+    "attention_backward",
+    believed="Keys and values get their gradients by the products of the forward pass.",
+    tell="Keys and values serve all queries. Over which axis do dK and dV sum?",
+    section=BACKWARD,
+)
+def backward_dK_and_dV_not_transposed(doutput, Q, K, V, weights):
+    dQ, _, _ = _gradients(doutput, Q, K, V, weights)
+    dK = _dscores(doutput, V, weights) @ Q / np.sqrt(K.shape[-1])
+    return dQ, dK, weights @ doutput
 
 
 @mistake(
@@ -2488,7 +2660,7 @@ def selfattn_mask_after_softmax(d_model, d_k, d_v):
     "SelfAttention",
     believed="A row in which every key is masked cannot occur.",
     tell="Mask every key of one query and print its row.",
-    section=MASK,
+    section=TORCH,
 )
 def selfattn_empty_row_is_nan(d_model, d_k, d_v):
     def attend(q, k, v, mask):
@@ -2523,8 +2695,9 @@ def selfattn_empty_row_is_uniform(d_model, d_k, d_v):
 @mistake(
     "SelfAttention",
     believed="A NaN that is replaced in the result is gone.",
-    tell="Look at the gradients of W_q and W_k when one query has no allowed key.",
-    section=MASK,
+    tell="The backward pass multiplies by the NaN that you replace later, and 0 times NaN is NaN. "
+    "In which row does it arise, and what could stand there before the softmax?",
+    section=TORCH,
 )
 def selfattn_nan_hidden_in_the_result(d_model, d_k, d_v):
     def attend(q, k, v, mask):
