@@ -10,10 +10,13 @@ import torch
 from torch import nn
 
 from autograder.checks import rng_for
+from autograder.grade import grade_question
+from autograder.learner import LiveLearner
 
 from .checks import multi_head as checks
 from .oracle import exercise_multi_head as oracle
-from .test_exercises import MISTAKES, failures
+from .test_exercises import MISTAKES, QUESTIONS, failures
+from .variants import multi_head as variants
 
 STEM = "03_multi_head"
 ROOT = Path(__file__).parents[1]
@@ -145,7 +148,7 @@ def test_sizes_tell_the_axes_apart():
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (3, 5, 5), (3, 1, 1, 5), (2, 4, 7, 7)])
-def test_masks_allow_each_query_one_key_and_tell_samples_apart(shape):
+def test_masks_allow_each_query_one_key_and_tell_sequences_apart(shape):
     for seed in range(50):
         mask = checks._one_key(np.random.default_rng(seed), *shape)
         assert mask.shape == shape
@@ -182,10 +185,10 @@ def test_a_wrong_scale_leaves_the_points_of_masks():
 
 
 @pytest.mark.parametrize("name", ["mha-mask-missing-head-axis", "mha-mask-guessed-from-its-length"])
-def test_masks_for_each_sample_cost_their_own_check(name):
+def test_masks_for_each_sequence_cost_their_own_check(name):
     found = failed_by(name) - {"a_query_with_no_allowed_key_gets_zeros"}
     found -= {"the_arrays_and_the_mask_are_left_unchanged"}
-    assert found == {"a_mask_with_three_axes_has_one_matrix_for_each_sample"}
+    assert found == {"a_mask_with_three_axes_has_one_matrix_for_each_sequence"}
 
 
 def test_the_layers_to_mend_are_known_when_handed_in_with_a_trace_of_work():
@@ -199,6 +202,115 @@ def test_the_layers_to_mend_are_known_when_handed_in_with_a_trace_of_work():
             q for q in (checks.mended_multi_head, checks.MendedMultiHeadAttention) if q.id == name
         )
         assert len(failures(name, names[name], seed=0)) == len(question.checks)
+
+
+@pytest.mark.parametrize("name", ["split-by-reshape-alone", "merge-by-reshape-alone"])
+def test_a_missing_transpose_costs_most_of_the_points(name):
+    mistake = next(m for m in MISTAKES if m.id == name)
+    question = QUESTIONS[mistake.question]
+    result = grade_question(question, LiveLearner({question.id: mistake.answer}), 0, MISTAKES)
+    assert result.points < 0.5 * question.max_points
+
+
+@pytest.mark.parametrize("name", ["mended_multi_head", "MendedMultiHeadAttention"])
+def test_an_axis_that_every_mask_gets_costs_its_own_check(name):
+    kind = "layer" if name == "MendedMultiHeadAttention" else "heads"
+    failed = failed_by(f"mended-{kind}-mask-always-gets-a-head-axis")
+    assert len(failed) == 1
+    assert failed.pop().startswith("one_mask_")
+
+
+# --- what is said ---
+
+
+def messages(name, answers, seed=0):
+    """Grade a question in a namespace of answers; return the messages of what does not hold."""
+    result = grade_question(QUESTIONS[name], LiveLearner(answers), seed, MISTAKES)
+    return result.mistake, [check.message for check in result.checks if not check.passed]
+
+
+def calling(split, merge):
+    """Bind answers to questions 2 and 3, and to question 5 one that calls them, and is right."""
+    names = {"split_heads": split, "merge_heads": merge, "attend": variants.attend}
+    names["for_heads"] = variants.for_heads
+    exec(
+        "def multi_head_attention(X, W_q, W_k, W_v, W_o, num_heads, mask=None):\n"
+        "    q, k, v = (split_heads(X @ W, num_heads) for W in (W_q, W_k, W_v))\n"
+        "    context, weights = attend(q, k, v, for_heads(mask))\n"
+        "    return merge_heads(context) @ W_o, weights\n",
+        names,
+    )
+    return names
+
+
+def split_that_stops(x, num_heads):
+    return x.reshape(len(x), num_heads, *x.shape[1:])
+
+
+@pytest.mark.parametrize(
+    ("split", "merge", "said"),
+    [
+        (variants.split_in_reversed_order, variants.merge, "`split_heads` (question 2) is not"),
+        (variants.split, variants.merge_with_sorted_features, "`merge_heads` (question 3) is not"),
+        (split_that_stops, variants.merge, "`split_heads` (question 2) stops with an error"),
+    ],
+)
+def test_an_earlier_answer_that_is_wrong_is_named_first(split, merge, said):
+    _, found = messages("multi_head_attention", calling(split, merge))
+    assert found
+    assert all(message.startswith(said) for message in found)
+
+
+def test_attention_that_is_wrong_is_named_where_it_is_called_again():
+    names = {
+        "np": np,
+        "split_heads": variants.split,
+        "merge_heads": variants.merge,
+        "multi_head_attention": variants.mha_heads_swapped_in_output,
+    }
+    exec(
+        "def attention_with_head_mask(X, W_q, W_k, W_v, W_o, num_heads, head_mask):\n"
+        "    rows = np.repeat(head_mask, len(W_o) // num_heads)[:, None]\n"
+        "    return multi_head_attention(X, W_q, W_k, W_v, W_o * rows, num_heads)[0]\n",
+        names,
+    )
+    _, found = messages("attention_with_head_mask", names)
+    assert found
+    assert all(m.startswith("`multi_head_attention` (question 5) is not") for m in found)
+
+
+def test_earlier_answers_that_are_not_called_are_not_named_and_hide_no_mistake():
+    mistake = next(m for m in MISTAKES if m.id == "mha-no-scale")
+    calls = "def multi_head_attention(*arguments):\n    split_heads\n    return wrong(*arguments)\n"
+    for split in (variants.split, variants.split_in_reversed_order):
+        for is_called in (False, True):
+            names = {"split_heads": split, "wrong": mistake.answer}
+            exec(calls if is_called else calls.replace("split_heads", "None"), names)
+            name, found = messages(mistake.question, names)
+            assert name == mistake.id
+            assert found
+            is_named = is_called and split is not variants.split
+            assert all(("question 2" in message) == is_named for message in found)
+
+
+@pytest.mark.parametrize(
+    "name", ["mha-mask-missing-head-axis", "mha-layer-mask-always-gets-a-head-axis"]
+)
+def test_an_error_under_a_mask_names_its_shape(name):
+    mistake = next(m for m in MISTAKES if m.id == name)
+    found = failures(mistake.question, mistake.answer, seed=0)
+    errors = [message for kind, message in found.values() if kind == "error"]
+    assert errors
+    assert all("The mask has shape (" in message for message in errors)
+
+
+def test_a_gradient_of_nan_is_told_as_such():
+    mistake = next(m for m in MISTAKES if m.id == "mha-layer-empty-row-nan-gradient")
+    found = failures(mistake.question, mistake.answer, seed=0)
+    assert list(found) == ["gradients_stay_finite_where_a_query_has_no_allowed_key"]
+    ((_, message),) = found.values()
+    assert "is not finite; expected finite numbers. Query" in message
+    assert message.endswith("has no allowed key.")
 
 
 # --- the notebook ---

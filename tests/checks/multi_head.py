@@ -5,6 +5,9 @@ two are equal. Checks of masks allow each query one key: its weight is 1 whateve
 so that a wrong scale costs its own checks and no others.
 """
 
+import contextlib
+import dataclasses
+import functools
 import re
 
 import numpy as np
@@ -25,6 +28,7 @@ from ..oracle import exercise_multi_head as oracle
 
 LAYOUT = "What reshape does, what transpose does"
 SPLIT = "Splitting and merging"
+STEP_3 = "Step 3: side by side, then mixed"
 WHOLE = "The whole function"
 COSTS = "What it costs"
 PARITY = "Parity with PyTorch"
@@ -99,21 +103,16 @@ def _compare_split(learner, x, num_heads, note):
 
 
 @split_heads.check(points=0.25)
-def one_head_gets_everything(learner, rng):
+def each_head_takes_features_that_stand_side_by_side(learner, rng):
     B, L, h, d = _sizes(rng)
     x = rng.normal(size=(B, L, h * d))
     _compare_split(learner, x, 1, f"x has shape {x.shape}, num_heads is 1.")
-
-
-@split_heads.check(points=0.5)
-def each_head_takes_features_that_stand_side_by_side(learner, rng):
-    B, _, h, d = _sizes(rng)
     x = rng.normal(size=(B, 1, h * d))
     note = f"x has shape {x.shape}: one token, whose {h * d} features go to {h} heads."
     _compare_split(learner, x, h, note)
 
 
-@split_heads.check(points=0.5)
+@split_heads.check(points=1.0)
 def each_token_keeps_its_place_in_every_head(learner, rng):
     B, L, h, d = _sizes(rng)
     for sizes in ((B, L, h, d), (1, h, h, d)):
@@ -141,20 +140,15 @@ def _compare_merge(learner, x, note):
 
 
 @merge_heads.check(points=0.25)
-def one_head_is_the_whole_token(learner, rng):
-    B, L, _, d = _sizes(rng)
+def the_heads_stand_side_by_side(learner, rng):
+    B, L, h, d = _sizes(rng)
     x = rng.normal(size=(B, 1, L, d))
     _compare_merge(learner, x, f"x has shape {x.shape}: there is one head.")
-
-
-@merge_heads.check(points=0.25)
-def the_heads_stand_side_by_side(learner, rng):
-    B, _, h, d = _sizes(rng)
     x = rng.normal(size=(B, h, 1, d))
     _compare_merge(learner, x, f"x has shape {x.shape}: one token in {h} heads, each {d} wide.")
 
 
-@merge_heads.check(points=0.25)
+@merge_heads.check(points=0.75)
 def each_token_gets_its_own_parts_back(learner, rng):
     B, L, h, d = _sizes(rng)
     for shape in ((B, h, L, d), (1, h, h, d)):
@@ -265,7 +259,7 @@ def the_output_joins_all_heads_through_W_o(learner, rng):
 
 
 @multi_head_attention.check(points=0.5)
-def one_mask_for_all_samples_keeps_keys_out(learner, rng):
+def one_mask_for_all_sequences_keeps_keys_out(learner, rng):
     B, L, h, d = _sizes(rng)
     mask = _one_key(rng, L, L)
     note = f"The mask has shape {(L, L)}; query 0 may attend to key {mask[0].argmax()} alone."
@@ -273,15 +267,15 @@ def one_mask_for_all_samples_keeps_keys_out(learner, rng):
 
 
 @multi_head_attention.check(points=0.5)
-def a_mask_with_three_axes_has_one_matrix_for_each_sample(learner, rng):
+def a_mask_with_three_axes_has_one_matrix_for_each_sequence(learner, rng):
     B, L, h, d = _sizes(rng)
-    for samples in (h, B):
-        mask = _one_key(rng, samples, L, L)
+    for sequences in (h, B):
+        mask = _one_key(rng, sequences, L, L)
         note = (
-            f"The mask has shape {mask.shape}: mask[b] is for sample b, in each of its {h} heads. "
-            "Each query may attend to one key."
+            f"The mask has shape {mask.shape}: mask[b] is for sequence b, in each of its "
+            f"{h} heads. Each query may attend to one key."
         )
-        _compare(learner, *_layer(rng, samples, L, h * d), h, mask, note=note)
+        _compare(learner, *_layer(rng, sequences, L, h * d), h, mask, note=note)
 
 
 @multi_head_attention.check(points=0.25)
@@ -327,7 +321,8 @@ def the_arrays_and_the_mask_are_left_unchanged(learner, rng):
     mask = _one_key(rng, B, L, L)
     mask[0, 0] = False  # an empty row, which some answers mend in place
     arguments = [*_layer(rng, B, L, h * d), h, mask]
-    outcome = learner.run("multi_head_attention", *arguments)
+    with _shape_named(mask, h):
+        outcome = learner.run("multi_head_attention", *arguments)
     output, weights = expect_tuple(outcome["value"], ("output", "weights"))
     for name, got, right in zip(
         ("output", "weights"),
@@ -367,22 +362,30 @@ def its_scores_have_the_right_scale(learner, rng):
     _compare_mended(learner, [*_layer(rng, B, L, h * d), 1], only=("weights",), note=note)
 
 
-@mended_multi_head.check(points=0.5)
+@mended_multi_head.check(points=0.25)
 def its_heads_read_the_features_of_each_token(learner, rng):
+    _, L, h, d = _sizes(rng)
+    mask = _one_key(rng, 1, L, L)  # right for any number of heads, with their axis or without
+    who = mask[0, 0].argmax()
+    note = f"There are {h} heads; in each, query 0 may attend to token {who} alone."
+    _compare_mended(learner, [*_layer(rng, 1, L, h * d), h], mask, note=note)
+
+
+@mended_multi_head.check(points=0.25)
+def one_mask_serves_all_its_sequences(learner, rng):
     B, L, h, d = _sizes(rng)
     mask = _one_key(rng, L, L)
-    who = mask[0].argmax()
-    note = f"There are {h} heads; in each, query 0 may attend to token {who} alone."
+    note = f"The mask has shape {mask.shape}: the same for all {B} sequences and all {h} heads."
     _compare_mended(learner, [*_layer(rng, B, L, h * d), h], mask, note=note)
 
 
 @mended_multi_head.check(points=0.5)
-def its_mask_with_three_axes_has_one_matrix_for_each_sample(learner, rng):
+def its_mask_with_three_axes_has_one_matrix_for_each_sequence(learner, rng):
     B, L, h, d = _sizes(rng)
-    for samples in (h, B):
-        mask = _one_key(rng, samples, L, L)
-        note = f"The mask has shape {mask.shape}: mask[b] is for sample b, in each of {h} heads."
-        arguments = [*_layer(rng, samples, L, h * d), h]
+    for sequences in (h, B):
+        mask = _one_key(rng, sequences, L, L)
+        note = f"The mask has shape {mask.shape}: mask[b] is for sequence b, in each of {h} heads."
+        arguments = [*_layer(rng, sequences, L, h * d), h]
         _compare_mended(learner, arguments, mask, only=("weights",), note=note)
 
 
@@ -491,9 +494,9 @@ def the_layer_keeps_masked_keys_out(learner, rng):
     B, L, h, d = _sizes(rng)
     module, parameters = _module(learner, rng, "MultiHeadAttention", h * d, h)
     for shape in ((L, L), (h, L, L), (B, L, L), (B, 1, 1, L)):
-        samples = shape[0] if len(shape) > 2 else B
-        x, mask = rng.normal(size=(samples, L, h * d)), _one_key(rng, *shape)
-        note = f"The mask has shape {shape}, the weights {(samples, h, L, L)}; one key a query."
+        sequences = shape[0] if len(shape) > 2 else B
+        x, mask = rng.normal(size=(sequences, L, h * d)), _one_key(rng, *shape)
+        note = f"The mask has shape {shape}, the weights {(sequences, h, L, L)}; one key a query."
         _compare_module(learner, module, x, parameters, h, mask, note=note)
 
 
@@ -509,23 +512,32 @@ def the_layer_masks_keys_however_low_the_allowed_scores_are(learner, rng):
     _compare_layer(result, x, parameters, 2, mask, rtol=5e-3, note=note)
 
 
-@MultiHeadAttention.check(points=0.25)
-def the_layer_stays_finite_where_no_key_is_allowed(learner, rng):
+def _layer_with_an_empty_query(learner, rng):
+    """Run a layer, forward and backward, under a mask that leaves one query without a key."""
     B, L, h, d = _sizes(rng)
     module, parameters = _module(learner, rng, "MultiHeadAttention", h * d, h, out_bias=True)
     x, doutput = rng.normal(size=(2, B, L, h * d))
     mask = _one_key(rng, L, L)
     empty = int(rng.integers(L))
     mask[empty] = False
-    note = (
-        f"Query {empty} has no allowed key: its weights are 0, and its output is the bias of W_o."
-    )
     result, gradients = _run_module(learner, module, x, mask, doutput)
-    _compare_layer(result, x, parameters, h, mask, note=note)
-    _compare_gradients(gradients, doutput, x, parameters, h, mask, note=f"Query {empty} is empty.")
+    return result, gradients, doutput, (x, parameters, h, mask), f"Query {empty} has no allowed key"
 
 
-@MultiHeadAttention.check(points=0.5)
+@MultiHeadAttention.check(points=0.25)
+def a_query_with_no_allowed_key_gets_weights_of_zero(learner, rng):
+    result, _, _, inputs, note = _layer_with_an_empty_query(learner, rng)
+    note += ": its weights are 0, and its output is the bias of W_o."
+    _compare_layer(result, *inputs, note=note)
+
+
+@MultiHeadAttention.check(points=0.25)
+def gradients_stay_finite_where_a_query_has_no_allowed_key(learner, rng):
+    _, gradients, doutput, inputs, note = _layer_with_an_empty_query(learner, rng)
+    _compare_gradients(gradients, doutput, *inputs, note=f"{note}.")
+
+
+@MultiHeadAttention.check(points=0.25)
 def gradients_reach_all_four_projections(learner, rng):
     B, L, h, d = _sizes(rng)
     module, parameters = _module(learner, rng, "MultiHeadAttention", h * d, h)
@@ -564,7 +576,7 @@ def the_layer_works_in_double_and_half_precision(learner, rng):
 
 MendedMultiHeadAttention = Question(
     "MendedMultiHeadAttention",
-    section=SILENT,
+    section=SPLIT,
     forbid=(*READY_MADE_IN_TORCH, MultiHeadAttention.id),
 )
 
@@ -591,18 +603,32 @@ def its_output_joins_the_heads_of_each_token(learner, rng):
 
 
 @MendedMultiHeadAttention.check(points=0.5)
-def its_samples_keep_their_own_masks(learner, rng):
+def its_sequences_keep_their_own_masks(learner, rng):
     B, L, h, d = _sizes(rng)
     module, parameters = _mended(learner, rng, h * d, h)
-    for samples in (h, B):
-        x, mask = rng.normal(size=(samples, L, h * d)), _one_key(rng, samples, L, L)
+    for sequences in (h, B):
+        x, mask = rng.normal(size=(sequences, L, h * d)), _one_key(rng, sequences, L, L)
         note = f"The mask has shape {mask.shape}, and there are {h} heads; one key a query."
         (_, weights), _ = _run_module(learner, module, x, mask)
         right = _right(x, parameters, h, mask)[1]
         expect_close(weights, right, "weights", rtol=1e-3, atol=1e-5, note=note)
 
 
-@MendedMultiHeadAttention.check(points=0.5)
+@MendedMultiHeadAttention.check(points=0.25)
+def one_mask_for_all_sequences_keeps_keys_out_here_too(learner, rng):
+    B, L, h, d = _sizes(rng)
+    for heads in (1, h):
+        module, parameters = _mended(learner, rng, h * d, heads)
+        x, mask = rng.normal(size=(B, L, h * d)), _one_key(rng, L, L)
+        note = f"The mask has shape {mask.shape}, the weights {(B, heads, L, L)}; one key a query."
+        result, _ = _run_module(learner, module, x, mask)
+        right_output, right_weights = _right(x, parameters, heads, mask)
+        expect_close(result[1], right_weights, "weights", rtol=1e-3, atol=1e-5, note=note)
+        if heads == 1:  # with more, the output would tell of the merging as well
+            expect_close(result[0], right_output, "output", rtol=1e-3, atol=1e-5, note=note)
+
+
+@MendedMultiHeadAttention.check(points=0.25)
 def gradients_reach_all_four_of_its_projections(learner, rng):
     B, L, h, d = _sizes(rng)
     module, parameters = _mended(learner, rng, h * d, 1)
@@ -625,7 +651,8 @@ def _grouped_layer(rng, B, L, d, num_heads, num_kv_heads):
 def _compare_grouped(learner, rng, num_heads, num_kv_heads, mask=None, d=2, B=3, L=5):
     arguments = (*_grouped_layer(rng, B, L, d, num_heads, num_kv_heads), num_heads, num_kv_heads)
     arguments += () if mask is None else (mask,)
-    result = learner.call("grouped_query_attention", *arguments)
+    with _shape_named(mask, num_heads):
+        result = learner.call("grouped_query_attention", *arguments)
     output, weights = expect_tuple(result, ("output", "weights"))
     right_output, right_weights = oracle.grouped_query_attention(*arguments)
     note = f"There are {num_heads} heads of width {d}, and {num_kv_heads} heads of keys and values."
@@ -700,7 +727,7 @@ def the_keys_and_values_that_are_kept_are_counted(learner, rng):
 
 # --- heads switched off ---
 
-attention_with_head_mask = Question("attention_with_head_mask", section=WHOLE, forbid=READY_MADE)
+attention_with_head_mask = Question("attention_with_head_mask", section=STEP_3, forbid=READY_MADE)
 
 
 def _compare_head_mask(learner, arguments, head_mask, note=""):
@@ -792,6 +819,120 @@ def _heads(num_heads, width):
     return f"d_model is {num_heads * width}: {many} of width {width}."
 
 
+# --- what an error is told with ---
+
+
+@contextlib.contextmanager
+def _shape_named(mask, num_heads=None):
+    """Add the shape of the mask to an error of the learner's code."""
+    try:
+        yield
+    except LearnerError as error:
+        if mask is None or error.kind != "error":
+            raise
+        heads = "" if num_heads is None else f", and there are {num_heads} heads"
+        raise _reworded(error, f"{error}\nThe mask has shape {mask.shape}{heads}.") from None
+
+
+def _reworded(error, message):
+    other = LearnerError(error.details)
+    other.args = (message,)
+    return other
+
+
+def _tell_of_earlier_answers(question, *earlier):
+    """Let the checks of a question say first that an answer which it calls is not right."""
+
+    def told(function):
+        @functools.wraps(function)
+        def check(learner, rng):
+            try:
+                function(learner, rng)
+            except Failed as failure:
+                raise Failed(_to_mend_first(question, earlier, learner) + str(failure)) from None
+            except LearnerError as error:
+                if error.kind != "error":
+                    raise
+                first = _to_mend_first(question, earlier, learner)
+                raise _reworded(error, first + str(error)) from None
+
+        return check
+
+    question.checks = [
+        dataclasses.replace(check, function=told(check.function)) for check in question.checks
+    ]
+
+
+def _to_mend_first(question, earlier, learner):
+    """Say which earlier answer is to be mended first, if the answer calls one that is wrong."""
+    asked = len(learner.record)
+    try:
+        called = _names_in(learner, learner.value(question.id))
+        for name in filter(called.__contains__, earlier):
+            number, arguments, right = EARLIER[name]()
+            try:
+                got = learner.call(name, *arguments)
+                for one, want in zip(_several(got), _several(right), strict=True):
+                    expect_close(one, want, name)
+            except LearnerError as error:
+                if error.kind in ("missing", "not_attempted"):
+                    continue
+                return f"`{name}` (question {number}) stops with an error: mend it first.\n"
+            except (Failed, ValueError):  # other values, or another number of them
+                return f"`{name}` (question {number}) is not right yet: mend it first.\n"
+    except (LearnerError, TypeError):  # no plain function, so its names cannot be told
+        pass
+    finally:
+        del learner.record[asked:]  # a diagnosis looks at the answer to this question alone
+    return ""
+
+
+def _names_in(learner, function):
+    """Collect the names that a function uses, in the functions and generators inside it too."""
+    codes, names = [learner.attribute(function, "__code__")], set()
+    for _ in range(50):  # an object of the learner's own that passes for code may have no end
+        if not codes:
+            break
+        code = codes.pop()
+        names.update(learner.attribute(code, "co_names"))
+        inside = learner.attribute(code, "co_consts")
+        codes += [one for one in inside if isinstance(one, Handle) and one.type == "code"]
+    return names
+
+
+def _several(results):
+    return results if isinstance(results, list | tuple) else [results]
+
+
+TOKENS = np.sin(np.arange(1.0, 31)).reshape(1, 5, 6)  # no two numbers equal, none in order
+
+
+def _try_split():
+    return 2, (TOKENS, 3), oracle.split_heads(TOKENS, 3)
+
+
+def _try_merge():
+    heads = TOKENS.reshape(1, 3, 5, 2)
+    return 3, (heads,), oracle.merge_heads(heads)
+
+
+def _try_attention():
+    rng = np.random.default_rng(7)
+    arguments = (*_layer(rng, 3, 5, 8), 2)  # without a mask, which is not what every caller uses
+    return 5, arguments, oracle.multi_head_attention(*arguments)
+
+
+EARLIER = {
+    "split_heads": _try_split,
+    "merge_heads": _try_merge,
+    "multi_head_attention": _try_attention,
+}
+
+_tell_of_earlier_answers(multi_head_attention, "split_heads", "merge_heads")
+_tell_of_earlier_answers(grouped_query_attention, *EARLIER)
+_tell_of_earlier_answers(attention_with_head_mask, *EARLIER)
+
+
 # --- comparisons ---
 
 
@@ -809,7 +950,9 @@ def _compare(
     **options,
 ):
     arguments = (X, W_q, W_k, W_v, W_o, num_heads) + (() if mask is None else (mask,))
-    output, weights = expect_tuple(learner.call(name, *arguments), ("output", "weights"))
+    with _shape_named(mask, num_heads):
+        result = learner.call(name, *arguments)
+    output, weights = expect_tuple(result, ("output", "weights"))
     right_output, right_weights = oracle.multi_head_attention(*arguments)
     if "weights" in only:
         expect_close(weights, right_weights, "weights", **options)
@@ -883,7 +1026,8 @@ def _run_module(learner, module, x, mask=None, upstream=None, dtype="float32"):
         arguments.append(torch.from_numpy(mask))
     if upstream is not None:
         upstream = [torch.from_numpy(upstream).to(getattr(torch, dtype)), None]
-    found = learner.step(module, *arguments, upstream=upstream)
+    with _shape_named(mask):
+        found = learner.step(module, *arguments, upstream=upstream)
     result = expect_tuple(found["output"], ("output", "weights"))
     return result, {"x": found["input_gradients"][0], **found["gradients"]}
 
@@ -916,4 +1060,9 @@ def _compare_gradients(gradients, doutput, x, parameters, num_heads, mask=None, 
             "reaches the output.",
         )
         what = f"the gradient of {name}"
+        gradient = expect_array(gradient, right[name].shape, what)
+        expect(
+            np.isfinite(gradient).all(),
+            f"The gradient of {name} is not finite; expected finite numbers. {note}".strip(),
+        )
         expect_close(gradient, right[name], what, rtol=1e-3, atol=1e-4, note=note)

@@ -17,6 +17,8 @@ MISSING = "One transpose missing"
 SPLIT = "Splitting and merging"
 WHOLE = "The whole function"
 LOOP = "All heads at once, or one after another"
+STEP_2 = "Step 2: attend, each head on its own"
+STEP_3 = "Step 3: side by side, then mixed"
 COSTS = "What it costs"
 PARITY = "Parity with PyTorch"
 IN_TORCH = "The same layer in PyTorch"
@@ -29,6 +31,12 @@ def _softmax(x, axis=-1):
     e = np.exp(x - np.where(np.isneginf(peak), 0.0, peak))
     total = np.sum(e, axis=axis, keepdims=True)
     return e / np.where(total == 0, 1.0, total)
+
+
+def _softmax_without_empty_rows(x):
+    """Softmax as written by somebody to whom a row of -inf alone does not occur."""
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
 
 
 def _split(x, num_heads):
@@ -175,7 +183,7 @@ def split_turns_the_head_over(x, num_heads):
 @mistake(
     "split_heads",
     believed="The axis of the heads comes first.",
-    tell="Compare axis 0 of your result with axis 0 of x. Which one counts the samples?",
+    tell="Compare axis 0 of your result with axis 0 of x. Which one counts the sequences?",
     section=SPLIT,
 )
 def split_puts_heads_first(x, num_heads):
@@ -195,7 +203,7 @@ def split_into_heads_of_width_num_heads(x, num_heads):
 
 @mistake(
     "split_heads",
-    believed="Heads are more samples, so they belong to the batch axis.",
+    believed="Heads are more sequences, so they belong to the batch axis.",
     tell="How many axes does your result have, and how many are asked for?",
     section=SPLIT,
 )
@@ -553,7 +561,7 @@ def mha_averages_the_weights_of_the_heads(X, W_q, W_k, W_v, W_o, num_heads, mask
 @mistake(
     "multi_head_attention",
     believed="Heads are folded into the batch, and unfold in whatever order is at hand.",
-    tell="In the folded axis, which comes first: all heads of sample 0, or head 0 of all samples?",
+    tell="In the folded axis, what comes first: all heads of sequence 0, or head 0 of every one?",
     section=LAYOUT,
 )
 def mha_unfolds_in_wrong_order(X, W_q, W_k, W_v, W_o, num_heads, mask=None):
@@ -824,8 +832,24 @@ def mha_mask_missing_head_axis(X, W_q, W_k, W_v, W_o, num_heads, mask=None):
 
 @mistake(
     "multi_head_attention",
+    believed="A (B, L, L) mask broadcasts by itself, and every query has an allowed key.",
+    tell="Which axis of the scores does the first axis of a (B, L, L) mask meet, when both are "
+    "lined up from the right?",
+    section=SILENT,
+)
+def mha_mask_missing_head_axis_and_empty_row_nan(X, W_q, W_k, W_v, W_o, num_heads, mask=None):
+    q, k, v = _heads(X, W_q, W_k, W_v, num_heads)
+    scores = _scores(q, k)
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf)
+    weights = _softmax_without_empty_rows(scores)
+    return _merge(weights @ v) @ W_o, weights
+
+
+@mistake(
+    "multi_head_attention",
     believed="Repeating the mask once a head gives every head its mask, in any order.",
-    tell="Number the entries of the folded axis by sample and head. Which mask does each get?",
+    tell="Number the entries of the folded axis by sequence and head. Which mask does each get?",
     section=SILENT,
 )
 def mha_mask_tiled_in_wrong_order(X, W_q, W_k, W_v, W_o, num_heads, mask=None):
@@ -841,7 +865,7 @@ def mha_mask_tiled_in_wrong_order(X, W_q, W_k, W_v, W_o, num_heads, mask=None):
 @mistake(
     "multi_head_attention",
     believed="A mask with as many matrices as there are heads has one for each head.",
-    tell="With three axes the first one always counts samples. What if B equals num_heads?",
+    tell="With three axes the first one always counts sequences. What if B equals num_heads?",
     section=SILENT,
 )
 def mha_mask_guessed_from_its_length(X, W_q, W_k, W_v, W_o, num_heads, mask=None):
@@ -852,11 +876,11 @@ def mha_mask_guessed_from_its_length(X, W_q, W_k, W_v, W_o, num_heads, mask=None
 
 @mistake(
     "multi_head_attention",
-    believed="All samples of a batch have the same mask.",
-    tell="Which mask does sample 1 get in your code?",
+    believed="All sequences of a batch have the same mask.",
+    tell="Which mask does sequence 1 get in your code?",
     section=SILENT,
 )
-def mha_mask_of_the_first_sample_for_all(X, W_q, W_k, W_v, W_o, num_heads, mask=None):
+def mha_mask_of_the_first_sequence_for_all(X, W_q, W_k, W_v, W_o, num_heads, mask=None):
     if mask is not None and mask.ndim > 2:
         mask = mask[:1]
     return _attention(X, W_q, W_k, W_v, W_o, num_heads, mask)
@@ -886,6 +910,21 @@ def mha_mask_always_gets_a_head_axis(X, W_q, W_k, W_v, W_o, num_heads, mask=None
     if mask is not None:
         mask = mask[:, None] if mask.ndim > 2 else mask
         scores = np.where(mask, scores, -np.inf)
+    weights = _softmax(scores)
+    return _merge(weights @ v) @ W_o, weights
+
+
+@mistake(
+    "multi_head_attention",
+    believed="Every mask has an axis for the sequences, and none for the heads.",
+    tell="What does your code make of a mask of shape (L, L)? Compare its shape with the scores.",
+    section=SILENT,
+)
+def mha_every_mask_gets_a_head_axis(X, W_q, W_k, W_v, W_o, num_heads, mask=None):
+    q, k, v = _heads(X, W_q, W_k, W_v, num_heads)
+    scores = _scores(q, k)
+    if mask is not None:
+        scores = np.where(mask[:, None], scores, -np.inf)
     weights = _softmax(scores)
     return _merge(weights @ v) @ W_o, weights
 
@@ -996,14 +1035,13 @@ def mha_empty_row_uniform(X, W_q, W_k, W_v, W_o, num_heads, mask=None):
 @mistake(
     "multi_head_attention",
     believed="Every query has at least one allowed key.",
-    tell="Give one query no allowed key at all. What is minus infinity minus minus infinity?",
+    tell="Print the exponentials of such a row, and their sum. If they are NaN: what did you "
+    "subtract? If they are 0: what do you divide by?",
     section=WHOLE,
 )
 def mha_empty_row_nan(X, W_q, W_k, W_v, W_o, num_heads, mask=None):
     q, k, v = _heads(X, W_q, W_k, W_v, num_heads)
-    scores = _hide(_scores(q, k), mask)
-    e = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights = e / e.sum(axis=-1, keepdims=True)
+    weights = _softmax_without_empty_rows(_hide(_scores(q, k), mask))
     return _merge(weights @ v) @ W_o, weights
 
 
@@ -1018,6 +1056,20 @@ def mha_softmax_overflows(X, W_q, W_k, W_v, W_o, num_heads, mask=None):
     e = np.exp(_hide(_scores(q, k), mask))
     total = e.sum(axis=-1, keepdims=True)
     weights = e / np.where(total == 0, 1.0, total)
+    return _merge(weights @ v) @ W_o, weights
+
+
+@mistake(
+    "multi_head_attention",
+    believed="Exponentials are never too large, and their sum is never 0.",
+    tell="Print the exponentials of a row without a key, and their sum. What do you divide by? And "
+    "what is np.exp(8000.0)?",
+    section=WHOLE,
+)
+def mha_softmax_overflows_and_empty_row_nan(X, W_q, W_k, W_v, W_o, num_heads, mask=None):
+    q, k, v = _heads(X, W_q, W_k, W_v, num_heads)
+    e = np.exp(_hide(_scores(q, k), mask))
+    weights = e / e.sum(axis=-1, keepdims=True)
     return _merge(weights @ v) @ W_o, weights
 
 
@@ -1076,7 +1128,8 @@ def _half_mended(split=_split, merge=_merge, scale="width", head_axis=True):
         root = {"width": q.shape[-1], "heads": num_heads, "model": X.shape[-1], "none": 1}
         scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(root[scale])
         if mask is not None:
-            mask = _for_heads(mask) if head_axis else mask
+            mask = mask[:, None] if head_axis == "always" else mask
+            mask = _for_heads(mask) if head_axis is True else mask
             scores = np.where(mask, scores, -np.inf)
         return _finish(scores, v, W_o, None, merge)
 
@@ -1105,14 +1158,14 @@ mended_split_and_merge_by_reshape = _mended(
 mended_split_by_reshape = _mended(
     "mended-heads-split-by-reshape",
     "The transpose is needed on the way back only.",
-    "The way back has a transpose now. What about the way there?",
+    "Merging is right, splitting is not yet. Which axis does it cut?",
     MISSING,
     split=_split_by_reshape,
 )
 mended_merge_by_reshape = _mended(
     "mended-heads-merge-by-reshape",
     "The transpose is needed on the way there only.",
-    "Splitting is right now. Which axes does the last reshape join?",
+    "Splitting is right, merging is not yet. Which axes does the last reshape join?",
     MISSING,
     merge=_merge_by_reshape,
 )
@@ -1152,6 +1205,13 @@ mended_mask_without_head_axis = _mended(
     SILENT,
     head_axis=False,
 )
+mended_mask_always_gets_a_head_axis = _mended(
+    "mended-heads-mask-always-gets-a-head-axis",
+    "Every mask has an axis for the sequences.",
+    "What does your code make of a mask of shape (L, L)? Compare its shape with the scores.",
+    SILENT,
+    head_axis="always",
+)
 mended_reshape_and_scale = _mended(
     "mended-heads-reshape-and-scale",
     "The mask was the fault.",
@@ -1164,7 +1224,7 @@ mended_reshape_and_scale = _mended(
 mended_scale_and_mask = _mended(
     "mended-heads-scale-and-mask",
     "The reshape was the fault.",
-    "Splitting and merging are right. Now run it with one head, and with a mask for each sample.",
+    "Splitting and merging are right. Now run it with one head, and with a mask for each sequence.",
     WHOLE,
     scale="heads",
     head_axis=False,
@@ -1189,7 +1249,7 @@ mended_split_and_scale = _mended(
 mended_split_and_mask = _mended(
     "mended-heads-split-and-mask",
     "The way back was the fault.",
-    "The way back is right. What about the way there, and masks with three axes?",
+    "Merging is right, splitting is not yet. Then look at masks with three axes.",
     MISSING,
     split=_split_by_reshape,
     head_axis=False,
@@ -1197,7 +1257,7 @@ mended_split_and_mask = _mended(
 mended_merge_and_scale = _mended(
     "mended-heads-merge-and-scale",
     "The way there was the fault.",
-    "Splitting is right. What about the way back, and the scale with one head?",
+    "Splitting is right, merging is not yet. Then look at the scale with one head.",
     MISSING,
     merge=_merge_by_reshape,
     scale="heads",
@@ -1205,7 +1265,7 @@ mended_merge_and_scale = _mended(
 mended_merge_and_mask = _mended(
     "mended-heads-merge-and-mask",
     "The way there and the scale were the faults.",
-    "Splitting and scale are right. What about the way back, and masks with three axes?",
+    "Splitting is right, merging is not yet. Then look at masks with three axes.",
     MISSING,
     merge=_merge_by_reshape,
     head_axis=False,
@@ -1213,7 +1273,7 @@ mended_merge_and_mask = _mended(
 mended_split_scale_and_mask = _mended(
     "mended-heads-split-scale-and-mask",
     "The way back was the only fault.",
-    "Only the way back is right. Run it with one head: which number stands under the root?",
+    "Merging is right, splitting is not yet. Two more faults are left: run it with one head first.",
     WHOLE,
     split=_split_by_reshape,
     scale="heads",
@@ -1222,7 +1282,7 @@ mended_split_scale_and_mask = _mended(
 mended_merge_scale_and_mask = _mended(
     "mended-heads-merge-scale-and-mask",
     "The way there was the only fault.",
-    "Only the way there is right. Run it with one head: which number stands under the root?",
+    "Splitting is right, merging is not yet. Two more faults are left: run it with one head first.",
     WHOLE,
     merge=_merge_by_reshape,
     scale="heads",
@@ -1293,6 +1353,54 @@ def unpack_values_before_keys(in_proj_weight, out_proj_weight):
 )
 def unpack_interleaved_rows(in_proj_weight, out_proj_weight):
     return (*(in_proj_weight[part::3].T for part in range(3)), out_proj_weight.T)
+
+
+@mistake(
+    "unpack_in_proj",
+    believed="The three matrices are packed row by row in turn, and are used as they are stored.",
+    tell="Which rows of in_proj_weight make up W_q? They follow each other. And is it x @ weight?",
+    section=PARITY,
+)
+def unpack_interleaved_rows_not_transposed(in_proj_weight, out_proj_weight):
+    return (*(in_proj_weight[part::3] for part in range(3)), out_proj_weight.T)
+
+
+def _unpacked_in_order(id, order, believed):
+    """Make the mistake that takes the packed matrices for others than they are."""
+
+    def unpack(in_proj_weight, out_proj_weight):
+        parts = np.split(in_proj_weight, 3)
+        return (*(parts[part].T for part in order), out_proj_weight.T)
+
+    return mistake_value(
+        "unpack_in_proj",
+        id,
+        unpack,
+        believed=believed,
+        tell="The matrices are whole, but which is which? Read the table of the question again.",
+        section=PARITY,
+    )
+
+
+unpack_values_first = _unpacked_in_order(
+    "unpack-values-first", (1, 2, 0), "Values are packed first, then queries and keys."
+)
+unpack_queries_last = _unpacked_in_order(
+    "unpack-queries-last", (2, 0, 1), "Queries are packed last, after keys and values."
+)
+unpack_in_reversed_order = _unpacked_in_order(
+    "unpack-in-reversed-order", (2, 1, 0), "Values are packed first, and queries last."
+)
+
+
+@mistake(
+    "unpack_in_proj",
+    believed="The output projection comes first, as it is passed on its own.",
+    tell="In which order are the four results to be returned?",
+    section=PARITY,
+)
+def unpack_returns_W_o_first(in_proj_weight, out_proj_weight):
+    return (out_proj_weight.T, *(W.T for W in np.split(in_proj_weight, 3)))
 
 
 @mistake(
@@ -1418,8 +1526,24 @@ def _unprojected(self, context):
     return context
 
 
+def _context_as_it_is(self, t):
+    return t
+
+
+def _transposing_merge(self, t):
+    return t.transpose(-3, -2)
+
+
+def _turning_merge(self, t):
+    return t.transpose(-1, -2).reshape(len(t), t.shape[2], self.h * self.d)
+
+
 def _mask_as_it_came(self, mask):
     return mask
+
+
+def _mask_with_one_more_axis(self, mask):
+    return None if mask is None else mask.unsqueeze(1)
 
 
 @mistake(
@@ -1629,6 +1753,56 @@ def mha_layer_empty_row_uniform(d_model, num_heads):
             if mask is not None:
                 scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
             return torch.softmax(scores, dim=-1)
+
+    return Layer(d_model, num_heads)
+
+
+@mistake(
+    "MultiHeadAttention",
+    believed="Weights of 0 in the end mend whatever the softmax gave before.",
+    tell="Zeroing the weights afterwards does not mend the gradient of softmax. What does softmax "
+    "get in a row without a key?",
+    section=IN_TORCH,
+)
+def mha_layer_empty_row_nan_gradient(d_model, num_heads):
+    class Layer(_layer_class()):
+        def weights(self, scores, mask):
+            import torch
+
+            if mask is not None:
+                lowered = torch.zeros_like(scores).masked_fill(~mask, float("-inf"))
+                scores = scores + lowered
+            return torch.softmax(scores, dim=-1).nan_to_num()
+
+    return Layer(d_model, num_heads)
+
+
+@mistake(
+    "MultiHeadAttention",
+    believed="Every mask has an axis for the sequences, and none for the heads.",
+    tell="What does your code make of a mask of shape (L, L)? Compare its shape with the scores.",
+    section=SILENT,
+)
+def mha_layer_mask_always_gets_a_head_axis(d_model, num_heads):
+    class Layer(_layer_class()):
+        full = _mask_with_one_more_axis
+
+    return Layer(d_model, num_heads)
+
+
+@mistake(
+    "MultiHeadAttention",
+    believed="No mask has an axis for the heads yet.",
+    tell="How many axes has a mask of shape (B, 1, 1, L) in your code, before it meets the scores?",
+    section=WHOLE,
+)
+def mha_layer_mask_gets_a_second_head_axis(d_model, num_heads):
+    class Layer(_layer_class()):
+        def full(self, mask):
+            return None if mask is None else mask.unsqueeze(-3)
+
+        def merge(self, t):  # counts its axes from the front, as most do: five axes are an error
+            return t.transpose(1, 2).reshape(len(t), t.shape[2], self.h * self.d)
 
     return Layer(d_model, num_heads)
 
@@ -1952,9 +2126,37 @@ mended_layer_merges_by_reshape = _mended_layer(
 mended_layer_mask_missing_head_axis = _mended_layer(
     "mended-layer-mask-missing-head-axis",
     "A (B, L, L) mask broadcasts over the heads by itself.",
-    "Give it a batch of as many samples as there are heads. Whose mask does sample 0 get?",
+    "Give it a batch of as many sequences as there are heads. Whose mask does sequence 0 get?",
     SILENT,
     full=_mask_as_it_came,
+)
+mended_layer_mask_always_gets_a_head_axis = _mended_layer(
+    "mended-layer-mask-always-gets-a-head-axis",
+    "Every mask has an axis for the sequences.",
+    "What does your code make of a mask of shape (L, L)? Compare its shape with the scores.",
+    SILENT,
+    full=_mask_with_one_more_axis,
+)
+mended_layer_leaves_four_axes = _mended_layer(
+    "mended-layer-leaves-four-axes",
+    "Moving the axis back is the whole way back.",
+    "Which shape has the context when `W_o` gets it? A token is to have d_model numbers again.",
+    SPLIT,
+    merge=_transposing_merge,
+)
+mended_layer_does_not_merge = _mended_layer(
+    "mended-layer-does-not-merge",
+    "`W_o` puts the heads together.",
+    "Which shape has the context when `W_o` gets it? A token is to have d_model numbers again.",
+    SPLIT,
+    merge=_context_as_it_is,
+)
+mended_layer_turns_the_last_axes = _mended_layer(
+    "mended-layer-turns-the-last-axes",
+    "The two axes to exchange are the last two.",
+    "After your transpose, which axes stand where? Heads should stand beside features.",
+    SPLIT,
+    merge=_turning_merge,
 )
 mended_layer_views_again = _mended_layer(
     "mended-layer-views-again",
@@ -2155,6 +2357,19 @@ def gqa_mask_missing_head_axis(X, W_q, W_k, W_v, W_o, num_heads, num_kv_heads, m
 
 @mistake(
     "grouped_query_attention",
+    believed="Every mask has an axis for the sequences.",
+    tell="What does your code make of a mask of shape (L, L)? Compare its shape with the scores.",
+    section=SILENT,
+)
+def gqa_mask_always_gets_a_head_axis(X, W_q, W_k, W_v, W_o, num_heads, num_kv_heads, mask=None):
+    def hide(scores, mask):
+        return scores if mask is None else np.where(mask[:, None], scores, -np.inf)
+
+    return _grouped(X, W_q, W_k, W_v, W_o, num_heads, num_kv_heads, mask, hide=hide)
+
+
+@mistake(
+    "grouped_query_attention",
     believed="Keys that are shared cannot be masked.",
     tell="Print the weights under a mask. Which of them should be 0?",
     section=WHOLE,
@@ -2226,7 +2441,7 @@ def costs_with_biases(L, d_model, num_heads, num_kv_heads):
     "grouped_query_costs",
     believed="Keys are kept, and values are computed again.",
     tell="Which two arrays does a new query need of the tokens before it?",
-    section=COSTS,
+    section=STEP_2,
 )
 def costs_keys_alone_are_kept(L, d_model, num_heads, num_kv_heads):
     kept = num_kv_heads * (d_model // num_heads)
@@ -2237,7 +2452,7 @@ def costs_keys_alone_are_kept(L, d_model, num_heads, num_kv_heads):
     "grouped_query_costs",
     believed="Every head keeps a copy of what it shares.",
     tell="What is the shape of X W_k? Keep that, not what is repeated for the heads.",
-    section=COSTS,
+    section=STEP_2,
 )
 def costs_kept_for_every_head(L, d_model, num_heads, num_kv_heads):
     kept = num_kv_heads * (d_model // num_heads)
@@ -2248,7 +2463,7 @@ def costs_kept_for_every_head(L, d_model, num_heads, num_kv_heads):
     "grouped_query_costs",
     believed="Queries are kept as well.",
     tell="Does a later token ever look at the query of an earlier one?",
-    section=COSTS,
+    section=STEP_2,
 )
 def costs_queries_are_kept_too(L, d_model, num_heads, num_kv_heads):
     kept = num_kv_heads * (d_model // num_heads)
@@ -2259,7 +2474,7 @@ def costs_queries_are_kept_too(L, d_model, num_heads, num_kv_heads):
     "grouped_query_costs",
     believed="One number is kept for each head and token.",
     tell="How wide is the key of one head? All of its entries are kept.",
-    section=COSTS,
+    section=STEP_2,
 )
 def costs_width_of_a_head_forgotten(L, d_model, num_heads, num_kv_heads):
     kept = num_kv_heads * (d_model // num_heads)
@@ -2288,7 +2503,7 @@ def _contexts(X, W_q, W_k, W_v, num_heads, mask=None):
     "attention_with_head_mask",
     believed="True means: switch this head off.",
     tell="With all entries True, what should your function give?",
-    section=WHOLE,
+    section=STEP_3,
 )
 def head_mask_inverted(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     contexts = _contexts(X, W_q, W_k, W_v, num_heads) * ~head_mask[:, None, None]
@@ -2299,7 +2514,7 @@ def head_mask_inverted(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     "attention_with_head_mask",
     believed="The heads that stay make up for those that are gone, as in dropout.",
     tell="Compare one head's share of the output before and after another is switched off.",
-    section=WHOLE,
+    section=STEP_3,
 )
 def head_mask_rescales(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     contexts = _contexts(X, W_q, W_k, W_v, num_heads) * head_mask[:, None, None]
@@ -2321,7 +2536,7 @@ def head_mask_tiled(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     "attention_with_head_mask",
     believed="A head is switched off by setting its scores to 0.",
     tell="What does the softmax make of scores that are all 0?",
-    section=WHOLE,
+    section=STEP_3,
 )
 def head_mask_on_the_scores(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     q, k, v = _heads(X, W_q, W_k, W_v, num_heads)
@@ -2332,7 +2547,7 @@ def head_mask_on_the_scores(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     "attention_with_head_mask",
     believed="A head is switched off by masking all of its keys.",
     tell="What does your softmax make of a row of minus infinities?",
-    section=WHOLE,
+    section=STEP_3,
 )
 def head_mask_gives_nan(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     q, k, v = _heads(X, W_q, W_k, W_v, num_heads)
@@ -2345,7 +2560,7 @@ def head_mask_gives_nan(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     "attention_with_head_mask",
     believed="The number of True entries says how many heads stay: the first ones.",
     tell="Switch off head 0 alone. Which head is missing in your result?",
-    section=WHOLE,
+    section=STEP_3,
 )
 def head_mask_counts_heads(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     stay = np.arange(num_heads) < head_mask.sum()
@@ -2357,7 +2572,7 @@ def head_mask_counts_heads(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     "attention_with_head_mask",
     believed="Head i of the mask is column block i of W_o.",
     tell="How do the features of head 0 enter the product with W_o: by its rows or its columns?",
-    section=WHOLE,
+    section=STEP_3,
 )
 def head_mask_on_columns_of_W_o(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     columns = np.repeat(head_mask, len(W_o) // num_heads)
@@ -2368,7 +2583,7 @@ def head_mask_on_columns_of_W_o(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     "attention_with_head_mask",
     believed="A head that is off keeps its mean, which is safer than nothing.",
     tell="What should a head that is switched off add to the output?",
-    section=WHOLE,
+    section=STEP_3,
 )
 def head_mask_keeps_the_mean(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     contexts = _contexts(X, W_q, W_k, W_v, num_heads)
@@ -2380,7 +2595,7 @@ def head_mask_keeps_the_mean(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     "attention_with_head_mask",
     believed="Rows of W_o that are not needed can be set to 0 in place.",
     tell="Print W_o before and after the call.",
-    section=WHOLE,
+    section=STEP_3,
 )
 def head_mask_clears_W_o_in_place(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     W_o[~np.repeat(head_mask, len(W_o) // num_heads)] = 0.0
@@ -2391,7 +2606,7 @@ def head_mask_clears_W_o_in_place(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     "attention_with_head_mask",
     believed="The mask of the heads is ready to be multiplied with the weights.",
     tell="Which axis of the weights meets your mask when NumPy lines them up?",
-    section=WHOLE,
+    section=STEP_3,
 )
 def head_mask_without_axes(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     contexts = _contexts(X, W_q, W_k, W_v, num_heads)
@@ -2402,7 +2617,7 @@ def head_mask_without_axes(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     "attention_with_head_mask",
     believed="A layer without heads is left as it is.",
     tell="What should the output be if every head is switched off?",
-    section=WHOLE,
+    section=STEP_3,
 )
 def head_mask_ignored_where_empty(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     if not head_mask.any():
@@ -2415,7 +2630,7 @@ def head_mask_ignored_where_empty(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     "attention_with_head_mask",
     believed="A head that is off can be left out, and the rest of the layer stays as it is.",
     tell="Fewer heads are merged in your code. How wide is that, and how many rows has W_o?",
-    section=WHOLE,
+    section=STEP_3,
 )
 def head_mask_leaves_heads_out(X, W_q, W_k, W_v, W_o, num_heads, head_mask):
     return _merge(_contexts(X, W_q, W_k, W_v, num_heads)[:, head_mask]) @ W_o

@@ -48,15 +48,15 @@ def split_by_index(x, num_heads):
 
 def split_by_selection_matrices(x, num_heads):
     chosen = np.split(np.eye(x.shape[-1]), num_heads, axis=1)
-    return np.array([[sample @ S for S in chosen] for sample in x])
+    return np.array([[sequence @ S for S in chosen] for sequence in x])
 
 
 def split_by_list_comprehension(x, num_heads):
     d = x.shape[-1] // num_heads
     return np.array(
         [
-            [[t[i * d : i * d + d] for t in sample] for i in range(num_heads)]
-            for sample in x.tolist()
+            [[t[i * d : i * d + d] for t in sequence] for i in range(num_heads)]
+            for sequence in x.tolist()
         ]
     )
 
@@ -95,7 +95,7 @@ def merge_with_concatenate(x):
 
 
 def merge_with_hstack(x):
-    return np.array([np.hstack(list(sample)) for sample in x])
+    return np.array([np.hstack(list(sequence)) for sequence in x])
 
 
 def merge_with_dstack(x):
@@ -271,7 +271,7 @@ def mha_heads_in_front(X, W_q, W_k, W_v, W_o, num_heads, mask=None):
     return np.concatenate(list(context), axis=-1) @ W_o, weights.swapaxes(0, 1)
 
 
-def mha_one_sample_at_a_time(X, W_q, W_k, W_v, W_o, num_heads, mask=None):
+def mha_one_sequence_at_a_time(X, W_q, W_k, W_v, W_o, num_heads, mask=None):
     def of(b):
         if mask is None or mask.ndim == 2:
             return mask
@@ -299,7 +299,7 @@ RIGHT_MHA = {
     "float32 inside": mha_float32_inside,
     "low fill, in place on its own temporaries": mha_low_finite_fill,
     "heads in front": mha_heads_in_front,
-    "one sample at a time": mha_one_sample_at_a_time,
+    "one sequence at a time": mha_one_sequence_at_a_time,
     "callable object": Layer(),
 }
 
@@ -889,7 +889,7 @@ def merge_with_sorted_features(x):
     return np.sort(merge(x), axis=-1)
 
 
-def merge_the_first_sample_only(x):
+def merge_the_first_sequence_only(x):
     return np.repeat(merge(x)[:1], len(x), axis=0)
 
 
@@ -1026,7 +1026,7 @@ NEW_WRONG = {
     },
     "merge_heads": {
         "sorted features": (merge_with_sorted_features, "there is one head"),
-        "first sample only": (merge_the_first_sample_only, "there is one head"),
+        "first sequence only": (merge_the_first_sequence_only, "there is one head"),
     },
     "predicted_factors": {"halved": ((1, 0.5, 1), "(b) The number of attention weights")},
     "multi_head_attention": {
