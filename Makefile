@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: book serve test lint release chapters mistakes
+.PHONY: book serve test lint release chapters mistakes bench
 
 book: $(READY)
 	$(BIN)/jupyter-book build . -W -n --keep-going
@@ -25,6 +25,9 @@ chapters: $(READY)
 
 mistakes: $(READY)
 	$(BIN)/python tools/mistakes.py
+
+bench: $(READY)
+	$(BIN)/python tools/bench.py
 
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed: make PYTHON=python3.11 ...')"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import sys
 import tempfile
 from pathlib import Path
 
-from . import gradescope, outputs, pages, wall
+from . import cluster, gradescope, outputs, pages, wall
 from .batch import choose_seed, grade_class
 from .course import Course, CourseError
 from .files import write_whole
@@ -31,7 +32,7 @@ def main(argv=None):
         description="Grade notebooks that were handed in. Each runs walled in: see the report's "
         "`isolation` for what was in force. Run the same command again to go on where it stopped.",
         epilog="Exit status: 0 all graded; 1 a notebook is missing or unreadable; 2 wrong usage, "
-        "or --require-isolation and a wall is missing; 130 interrupted.",
+        "--require-isolation and a wall is missing, or a cluster that fails; 130 interrupted.",
     )
     grading.add_argument(
         "paths", nargs="+", type=Path, metavar="PATH", help="notebook, zip, or folder of a class"
@@ -39,6 +40,9 @@ def main(argv=None):
     grading.add_argument("--out", type=Path, metavar="DIR", help="where reports are written")
     grading.add_argument("--json", choices=["-"], help="print the one report as JSON")
     grading.add_argument("--jobs", type=int, default=1, metavar="N", help="so many at a time (1)")
+    grading.add_argument(
+        "--cluster", metavar="ADDRESS", help="grade on the workers of this Dask scheduler instead"
+    )
     grading.add_argument("--seed", type=int, help="of the hidden inputs (drawn if not given)")
     grading.add_argument(
         "--require-isolation",
@@ -75,7 +79,8 @@ def run_grade(course, arguments):
         Server(course.answer_key, isolated=True) as server,
         tempfile.TemporaryDirectory(prefix="submissions-") as scratch,
     ):
-        server.start()  # it imports while submissions are found
+        if arguments.cluster is None:
+            server.start()  # it imports while submissions are found
         try:
             submissions = find_submissions(arguments.paths, course, Path(scratch))
         except (FileNotFoundError, ValueError) as error:
@@ -85,11 +90,17 @@ def run_grade(course, arguments):
         if arguments.json and notebooks != 1:
             print(f"autograder: --json - prints one report; found {notebooks}", file=sys.stderr)
             return 2
-        if missing := missing_walls(server):
+        if arguments.cluster is None and (missing := missing_walls(server)):
             print(missing, file=sys.stderr)
             if arguments.require_isolation:
                 return 2
         seed = choose_seed(arguments.out, arguments.seed)
+        elsewhere = arguments.cluster and functools.partial(
+            cluster.graded_on,
+            arguments.cluster,
+            course,
+            require_isolation=arguments.require_isolation,
+        )
         try:
             with progress_bar(notebooks) as advance:
                 results = grade_class(
@@ -100,10 +111,20 @@ def run_grade(course, arguments):
                     seed=seed,
                     jobs=arguments.jobs,
                     progress=advance,
+                    elsewhere=elsewhere,
                 )
+        except cluster.ClusterError as error:
+            print(f"autograder: {error}", file=sys.stderr)
+            return 2
         except KeyboardInterrupt:
             print("\nautograder: stopped. The same command goes on from here.", file=sys.stderr)
             return 130
+    if arguments.cluster and (open_to := cluster.missing_walls(results.reports.values())):
+        print(
+            f"autograder: a worker has no wall for {', '.join(open_to)}: "
+            "grade only notebooks that you trust there, or give --require-isolation",
+            file=sys.stderr,
+        )
     if arguments.out:
         write_results(results, course, arguments.out)
     if arguments.json:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import importlib
 import json
 import multiprocessing
 import secrets
+import tempfile
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -17,6 +20,7 @@ from .course import Course, module_name
 from .files import write_whole
 from .grade import grade, unreadable
 from .report import Report
+from .sandbox import Server
 
 FAILED_POOLS = 3  # so often a pool of graders may break before the rest is given up
 
@@ -59,7 +63,9 @@ class Results:
         return [self.reports.get((submission.name, stem)) for stem in self.stems]
 
 
-def grade_class(submissions, course, server, *, out=None, seed=0, jobs=1, progress=None):
+def grade_class(
+    submissions, course, server, *, out=None, seed=0, jobs=1, progress=None, elsewhere=None
+):
     """Grade what a class handed in.
 
     A report that lies in ``out`` already counts if notebook, checks and seed are the same.
@@ -76,6 +82,9 @@ def grade_class(submissions, course, server, *, out=None, seed=0, jobs=1, progre
         Number of processes that judge.
     progress : callable, optional
         Called with each report as it is known.
+    elsewhere : callable, optional
+        Takes a list of `Task` and yields ``(task, report)`` as they are known, in place of
+        ``jobs`` processes here.
 
     Returns
     -------
@@ -96,7 +105,7 @@ def grade_class(submissions, course, server, *, out=None, seed=0, jobs=1, progre
                 results.reused += 1
                 if progress:
                     progress(report)
-    for task, report in _graded(todo, course, server, jobs):
+    for task, report in elsewhere(todo) if elsewhere else _graded(todo, course, server, jobs):
         results.reports[task.submission, task.stem] = report
         if out is not None:
             data = report.as_dict() | {"digest": task.digest}
@@ -237,6 +246,27 @@ def _judge_one(task):
     return grade_task(task, _judge["course"], _judge["server"]).as_dict()
 
 
+# --- other machines ---
+
+
+@functools.cache
+def course_here(root):
+    """Return a course, a walled server for it, and the hash of its content, kept by this process.
+
+    Parameters
+    ----------
+    root : str
+
+    Returns
+    -------
+    tuple of (Course, Server, str)
+    """
+    course = Course(root)
+    server = Server(course.answer_key, isolated=True)
+    atexit.register(server.close)
+    return course, server, digest_of_course(course)
+
+
 def grade_elsewhere(root, name, stem, content, seed):
     """Grade a notebook's bytes: a pure function, for machines that share no folder.
 
@@ -254,16 +284,8 @@ def grade_elsewhere(root, name, stem, content, seed):
     dict
         See `Report.as_dict`.
     """
-    import atexit
-    import tempfile
-
-    from .sandbox import Server
-
-    if "server" not in _judge:
-        course = Course(root)
-        _judge.update(course=course, server=Server(course.answer_key, isolated=True))
-        atexit.register(_judge["server"].close)
+    course, server, _ = course_here(root)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{stem}.ipynb"
         path.write_bytes(content)
-        return grade_task(Task(name, stem, path, seed), **_judge).as_dict()
+        return grade_task(Task(name, stem, path, seed), course, server).as_dict()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 
-def find_forbidden(sources, name, forbid):
+def find_forbidden(sources, name, forbid, given=()):
     """Find a forbidden name in an answer or in the helpers that it uses.
 
     Parameters
@@ -17,6 +17,8 @@ def find_forbidden(sources, name, forbid):
     forbid : sequence of str
         Dotted names: ``"torch.softmax"`` forbids it and all inside it, under any alias;
         ``".softmax"`` forbids every attribute of that name.
+    given : sequence of str
+        Cells that came with the notebook. Their imports count, their functions may be used.
 
     Returns
     -------
@@ -24,11 +26,9 @@ def find_forbidden(sources, name, forbid):
         What was used, as the learner would write it in full.
     """
     aliases, definitions = {}, {}
-    for source in sources:
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError):
-            continue
+    for tree in _parsed(given):
+        aliases |= _imports(tree)
+    for tree in _parsed(sources):
         aliases |= _imports(tree)
         for node in tree.body:
             for bound in _bound_by(node):
@@ -47,6 +47,14 @@ def find_forbidden(sources, name, forbid):
                         return used.lstrip("?.")
                 todo.append(used)
     return None
+
+
+def _parsed(sources):
+    for source in sources:
+        try:
+            yield ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError):
+            continue
 
 
 def _matches(used, entry):

@@ -108,7 +108,8 @@ class Grading:
         if stub is not None and binding and all(same_code(source, stub) for source in binding):
             return not_attempted(question)
         sources = [source for _, source in learners]
-        if used := find_forbidden(sources, question.id, question.forbid):
+        given = [source for _, source, cell in self.cells if is_locked(cell)]
+        if used := find_forbidden(sources, question.id, question.forbid, given):
             return ungraded(
                 question,
                 "forbidden",

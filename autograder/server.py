@@ -54,6 +54,7 @@ def main():
     control.sendall(b'{"ready": true}\n')
     while control is not None:  # once, and once more in each copy
         control = attend(control, options, namespace, answers, isolation, wire)
+    os._exit(0)  # Python's own ending would write to, and so copy, all the memory that is shared
 
 
 def attend(control, options, namespace, answers, isolation, wire):

@@ -54,9 +54,7 @@ def encode(value, keep=None):
     buffers = []
     tree = _pack(value, buffers, keep, depth=0)
     header = json.dumps({"value": tree, "sizes": [len(b) for b in buffers]}).encode()
-    total = len(header) + sum(map(len, buffers))
-    if total > MAX_BYTES:
-        raise WireError(f"the value has {total:,} bytes; at most {MAX_BYTES:,} can be handed over")
+    _check_size(len(header) + sum(map(len, buffers)))
     return b"".join([struct.pack("!I", len(header)), header, *buffers])
 
 
@@ -95,7 +93,15 @@ def decode(data):
 
 def copy(value, keep=None):
     """Return the value as the other side would see it, sharing no memory with the original."""
-    return decode(encode(value, keep))
+    buffers = []
+    tree = _pack(value, buffers, keep, depth=0)
+    _check_size(sum(map(len, buffers)))
+    return _unpack(tree, buffers, depth=0)
+
+
+def _check_size(total):
+    if total > MAX_BYTES:
+        raise WireError(f"the value has {total:,} bytes; at most {MAX_BYTES:,} can be handed over")
 
 
 def _pack(value, buffers, keep, depth):

@@ -168,6 +168,13 @@ def test_ready_made_answer_is_forbidden(graded, source):
     assert results["half"].status == "passed"
 
 
+def test_forbidden_name_under_an_alias_of_a_locked_cell(graded, course):
+    course.questions("01_numbers")[0].forbid += ("numpy.add",)  # `np` comes from the set-up cell
+    results, _ = graded(double="def double(x):\n    return np.add(x, x)")
+    assert results["double"].status == "forbidden"
+    assert "numpy.add" in results["double"].feedback
+
+
 def test_forbidden_name_elsewhere_is_fine(graded):
     _, report = graded(extra=["import math\nproof = math.prod([1, 2])"], **RIGHT)
     assert report

@@ -88,7 +88,7 @@ def as_pages(rows):
         lines.append(f"| [{stem}]({stem}.md) | {len(entries)} | {checks} | {mistakes} |")
     pages = {"index.md": HEAD + "\n".join(lines) + "\n"}
     for stem, entries in by_stem.items():
-        parts = [f"# Known mistakes: {stem}\n"]
+        parts = [f"# Mistakes in {stem}\n"]
         parts += [_section(question, found) for question, found in entries]
         pages[f"{stem}.md"] = "\n".join(parts)
     return pages
