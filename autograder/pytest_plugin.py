@@ -14,7 +14,7 @@ import pytest
 from .course import Course, CourseError
 from .grade import Grading, unreadable
 from .notebooks import Unreadable
-from .report import next_step, table
+from .report import next_step, table, wrapped
 from .sandbox import Server
 
 TO_DO = "to do"
@@ -176,7 +176,7 @@ def pytest_terminal_summary(terminalreporter, config):
         for line in table(report, detailed=config.option.verbose > 0):
             terminalreporter.line(line)
         if hint and (not report or len(notebooks) == 1):
-            for line in next_step(report, _asked_about(terminalreporter, grading)):
+            for line in wrapped(next_step(report, _asked_about(terminalreporter, grading))):
                 terminalreporter.line(line)
             hint = bool(report)
         terminalreporter.line("")

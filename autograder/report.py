@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import textwrap
 from dataclasses import dataclass, field
 from html import escape
 
@@ -110,7 +111,7 @@ class Report:
     def __str__(self):
         if self.status != "graded":
             return f"{self.submission}: unreadable. {self.reason}"
-        return "\n".join([*table(self), *next_step(self)])
+        return "\n".join([*table(self), *wrapped(next_step(self))])
 
     __repr__ = __str__
 
@@ -177,6 +178,17 @@ def as_html(report):
 
 def _emphasized(line):
     return re.sub(r"^(Right already|Not yet|Look at this|Next):", r"<b>\1:</b>", line)
+
+
+def wrapped(lines):
+    """Wrap lines at 80 columns, all but those that show code."""
+    out = []
+    for line in lines:
+        if len(line) <= 80 or line.lstrip().startswith("in your line"):
+            out.append(line)
+        else:
+            out += textwrap.wrap(line, 80, subsequent_indent="  ", break_long_words=False)
+    return out
 
 
 def next_step(report, among=None):
