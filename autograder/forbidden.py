@@ -1,4 +1,4 @@
-"""Find ready-made answers. Best effort: it reads the code, and code can hide."""
+"""Read what an answer uses: ready-made answers, other answers. Best effort: code can hide."""
 
 from __future__ import annotations
 
@@ -25,6 +25,26 @@ def find_forbidden(sources, name, forbid, given=()):
     str or None
         What was used, as the learner would write it in full.
     """
+    for used in names_reached(sources, name, given):
+        for entry in forbid:
+            if _matches(used, entry):
+                return used.lstrip("?.")
+    return None
+
+
+def names_reached(sources, name, given=()):
+    """Yield the dotted names that an answer reads, by itself or through its helpers.
+
+    Parameters
+    ----------
+    sources, name, given
+        See `find_forbidden`.
+
+    Yields
+    ------
+    str
+        ``"numpy.exp"``, ``"helper"``; ``"?.dot"`` for an attribute of something unknown.
+    """
     aliases, definitions = {}, {}
     for tree in _parsed(given):
         aliases |= _imports(tree)
@@ -42,11 +62,8 @@ def find_forbidden(sources, name, forbid, given=()):
         for node in definitions.get(current, []):
             local = aliases | _imports(node)
             for used in _names_used(node, local):
-                for entry in forbid:
-                    if _matches(used, entry):
-                        return used.lstrip("?.")
+                yield used
                 todo.append(used)
-    return None
 
 
 def _parsed(sources):

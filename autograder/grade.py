@@ -6,7 +6,7 @@ from functools import cached_property
 
 from .checks import Failed, rng_for
 from .diagnose import diagnose, smallest_failure
-from .forbidden import find_forbidden
+from .forbidden import find_forbidden, names_reached
 from .learner import LearnerError, explain
 from .notebooks import (
     Unreadable,
@@ -81,10 +81,25 @@ class Grading:
         """
         if question.id not in self.results:
             found = self._before_running(question)
-            self.results[question.id] = found or grade_question(
+            found = found or grade_question(
                 question, self.learner, self.seed, self.course.mistakes(self.stem)
             )
+            if found.status in ("partial", "failed", "error"):
+                found.feedback = self._inherited(question) + found.feedback
+            self.results[question.id] = found
         return self.results[question.id]
+
+    def _inherited(self, question):
+        """Name the earlier answers that an answer uses and that are not right themselves."""
+        sources = [source for _, source, cell in self.cells if not is_locked(cell)]
+        used = set(names_reached(sources, question.id))
+        earlier = self.questions[: self.questions.index(question)]
+        open_ones = [q.id for q in earlier if q.id in used and self.result(q).status != "passed"]
+        if not open_ones:
+            return ""
+        names = " and ".join(f"`{name}`" for name in open_ones)
+        be = "are" if len(open_ones) > 1 else "is"
+        return f"This answer uses {names}, which {be} not right yet: mend that first.\n"
 
     def report(self):
         """Grade the questions that are not graded yet and return the whole report."""

@@ -307,3 +307,13 @@ def test_answer_that_calls_an_unwritten_one_says_so(graded):
     assert results["double"].status == "not_attempted"
     assert results["half"].status == "error"
     assert "calls `double`, which is still to be written" in results["half"].feedback
+
+
+def test_answer_that_uses_a_wrong_one_is_told_so(graded):
+    results, _ = graded(
+        double="def double(x):\n    return x + 1",
+        half="def helper(x):\n    return double(x)\ndef half(x):\n    return helper(x) / 4",
+    )
+    assert results["half"].feedback.startswith("This answer uses `double`, which is not right yet")
+    results, _ = graded(half="def half(x):\n    return double(x) / 3")
+    assert "This answer uses" not in results["half"].feedback
