@@ -35,7 +35,7 @@ def failed_by(mistake_id):
     [
         ("padding-mask-two-dim", {"the_mask_has_an_axis_for_heads_and_one_for_queries"}),
         ("padding-mask-of-numbers", {"the_mask_has_an_axis_for_heads_and_one_for_queries"}),
-        ("causal-mask-strict", {"each_token_sees_itself"}),
+        ("causal-mask-strict", {"each_token_sees_itself_and_the_result_is_boolean"}),
         ("causal-top-left-with-cache", {"the_queries_are_the_last_positions"}),
         ("pooling-nan-where-nothing-is-kept", {"a_sequence_without_kept_token_gives_zeros"}),
         ("pooling-multiplies-by-zero", {"what_stands_at_padding_does_not_count"}),
@@ -48,6 +48,14 @@ def failed_by(mistake_id):
             {"a_mask_that_would_enlarge_the_scores_raises_valueerror"},
         ),
         ("masked-attention-nan-rows", {"queries_without_allowed_key_get_zeros"}),
+        (
+            "converters-squeeze-the-batch",
+            {"the_key_padding_mask_says_what_multihead_attention_ignores"},
+        ),
+        (
+            "converters-squeeze-for-attn-mask",
+            {"the_attn_mask_has_the_heads_of_a_sequence_together"},
+        ),
         ("masked-attention-causal-beats-mask", None),
     ],
 )
@@ -81,6 +89,8 @@ def test_each_half_of_the_mended_module_earns_points():
     mask = failed_by("encoder-still-averages-padding")
     assert mean == {"its_attention_reads_real_tokens_alone", "attention_and_mean_work_together"}
     assert mask == {"its_mean_runs_over_real_tokens_alone", "attention_and_mean_work_together"}
+    for denominator in ("encoder-divides-by-the-length", "encoder-sums"):
+        assert failed_by(denominator) == mask
 
 
 # --- the library ---

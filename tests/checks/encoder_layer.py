@@ -294,6 +294,64 @@ def eps_is_added_to_the_mean_square(learner, rng):
     _compare_rms(learner, 300 * x, np.ones(d), 0.5, note="eps is 0.5; gamma is 1.")
 
 
+# --- RMSNorm, its backward pass ---
+
+rms_norm_backward = Question(
+    "rms_norm_backward", section=NORM_BACKWARD, forbid=(*READY_MADE, ".rms_norm", ".RMSNorm")
+)
+RMS_GRADIENTS = ("dx", "dgamma")
+
+
+def _compare_rms_backward(learner, *arguments, only=RMS_GRADIENTS, note=""):
+    got = expect_tuple(learner.call("rms_norm_backward", *arguments), RMS_GRADIENTS)
+    right = more.rms_norm_backward(*arguments)
+    for name, array, wanted in zip(RMS_GRADIENTS, got, right, strict=True):
+        if name in only:
+            expect_close(array, wanted, name, rtol=1e-3, atol=1e-5, note=note)
+
+
+@rms_norm_backward.check(points=0.25)
+def gradient_of_the_scale_sums_over_all_tokens(learner, rng):
+    n, d = _sizes(rng, 2)
+    for shape in ((n, d), (d,), (2, n, d)):
+        note = f"x has shape {shape}, gamma {(d,)}; eps is 0."
+        arguments = _norm_problem(rng, *shape)
+        _compare_rms_backward(learner, *arguments, 0.0, only=("dgamma",), note=note)
+
+
+@rms_norm_backward.check(points=0.25)
+def gradient_of_x_is_right_where_the_scale_is_one(learner, rng):
+    n, d = _sizes(rng, 2)
+    for shape in ((n, d), (2, n, d)):
+        dy, x, _ = _norm_problem(rng, *shape)
+        note = f"x has shape {shape}; gamma is 1, eps 0. The root mean square depends on x too."
+        _compare_rms_backward(learner, dy, x, np.ones(d), 0.0, only=("dx",), note=note)
+
+
+@rms_norm_backward.check(points=0.25)
+def the_scale_enters_the_gradient_of_x(learner, rng):
+    arguments = _norm_problem(rng, *_sizes(rng, 2))
+    note = "gamma differs from feature to feature; eps is 0."
+    _compare_rms_backward(learner, *arguments, 0.0, only=("dx",), note=note)
+
+
+@rms_norm_backward.check(points=0.25)
+def eps_enters_both_gradients(learner, rng):
+    n, d = _sizes(rng, 2)
+    for eps, scale in ((None, 3e-3), (0.5, 0.7)):
+        dy, x = rng.normal(size=(n, d)) + 1, scale * rng.normal(size=(n, d))
+        said = "is 1e-5, its default" if eps is None else f"is {eps}"
+        note = f"The features are about {scale:g} in size, and eps {said}; gamma is 1."
+        arguments = [dy, x, np.ones(d)] + ([] if eps is None else [eps])
+        _compare_rms_backward(learner, *arguments, note=note)
+
+
+@rms_norm_backward.probe
+def equal_sizes_of_the_rms_norm(rng):
+    yield tuple(_norm_problem(rng, 4, 4))
+    yield tuple(_norm_problem(rng, 3, 3, 3))
+
+
 # --- feed-forward ---
 
 feed_forward = Question("feed_forward", section=FORWARD, forbid=READY_MADE)
@@ -317,7 +375,7 @@ def _compare_forward(learner, arguments, note):
     expect_close(got, oracle.feed_forward(*arguments), "feed_forward(x)", note=note)
 
 
-@feed_forward.check(points=0.5)
+@feed_forward.check(points=0.25)
 def the_hidden_layer_is_clipped_at_zero_between_two_maps(learner, rng):
     x, W1, b1, W2, b2 = _maps(rng, 5)
     _compare_forward(learner, [x, W1, 0 * b1, W2, 0 * b2], "Both biases are 0.")
@@ -336,6 +394,50 @@ def positions_are_treated_alike_whatever_the_leading_axes(learner, rng):
         x, W1, b1, W2, b2 = _maps(rng, *lead)
         note = f"x has shape {x.shape}; both biases are 0."
         _compare_forward(learner, [x, W1, 0 * b1, W2, 0 * b2], note)
+
+
+# --- feed-forward with a gate ---
+
+swiglu = Question("swiglu", section=FORWARD, forbid=(*READY_MADE, ".silu", ".SiLU"))
+
+
+def _gated_maps(rng, *lead):
+    """Draw ``[x, W1, W2, W3]``, all of order 1; no two of the sizes are equal."""
+    d, d_ff = _sizes(rng, 2)
+    d_ff += 3
+    return [
+        2 * rng.normal(size=(*lead, d)),
+        rng.normal(size=(d, d_ff)) / np.sqrt(d),
+        rng.normal(size=(d_ff, d)) / np.sqrt(d_ff),
+        rng.normal(size=(d, d_ff)) / np.sqrt(d),
+    ]
+
+
+def _compare_gated(learner, arguments, note, **options):
+    got = learner.call("swiglu", *arguments)
+    expect_close(got, more.swiglu(*arguments), "swiglu(x)", note=note, **options)
+
+
+@swiglu.check(points=0.5)
+def the_gate_multiplies_the_hidden_layer(learner, rng):
+    arguments = _gated_maps(rng, 5)
+    _compare_gated(learner, arguments, f"x has shape {arguments[0].shape}.")
+
+
+@swiglu.check(points=0.25)
+def large_numbers_do_not_break_the_gate(learner, rng):
+    x, W1, W2, W3 = _gated_maps(rng, 5)
+    sign = rng.permutation(np.arange(W1.shape[1]) % 2) * 2 - 1  # some gates open, some shut
+    x, W1 = np.abs(x) + 1, sign * (np.abs(W1) + 0.5)  # no number of x W1 is near 0
+    note = "The numbers in x W1 are some thousands, below and above 0."
+    _compare_gated(learner, [x, 2000 * W1, W2 / 2000, W3], note, rtol=1e-3, atol=1e-3)
+
+
+@swiglu.check(points=0.25)
+def the_gate_works_for_any_leading_axes(learner, rng):
+    for lead in ((), (2, 3), (2, 3, 2)):
+        arguments = _gated_maps(rng, *lead)
+        _compare_gated(learner, arguments, f"x has shape {arguments[0].shape}.")
 
 
 # --- a backward pass to mend ---
@@ -457,6 +559,81 @@ def chance_comes_from_the_generator_and_x_is_left_unchanged(learner, rng):
     expect_unchanged(outcome["arguments"][:1], [x], ["x"])
     got = expect_array(learner.call("dropout", x, ALMOST_ONE), x.shape, "dropout(x, p)")
     expect(not got.any(), f"Without rng and with p = {ALMOST_ONE}, something stays.")
+
+
+# --- dropout to mend ---
+
+mended_dropout = Question(
+    "mended_dropout", section=DROPOUT, forbid=(*READY_MADE, ".dropout", ".Dropout")
+)
+
+
+def _drop_and_return(learner, seed, x, dy, p, training=True):
+    """Call the mended dropout; returns its output and its gradient as arrays."""
+    generator = learner.call("numpy.random.default_rng", seed)
+    got = learner.call("mended_dropout", x, dy, p, training, rng=generator)
+    y, dx = expect_tuple(got, ("y", "dx"))
+    return expect_array(y, x.shape, "y"), expect_array(dx, x.shape, "dx")
+
+
+@mended_dropout.check(points=0.25)
+def the_mended_dropout_does_nothing_in_evaluation(learner, rng):
+    x, dy = _numbers(rng, 5), _numbers(rng, 5)
+    y, dx = _drop_and_return(learner, 1, x, dy, 0.4, False)
+    expect_close(y, x, "y", note="In evaluation y is x.")
+    expect_close(dx, dy, "dx", note="In evaluation y is x. What is its gradient?")
+    # the other half of the switch, so that it cannot be stuck
+    x = _numbers(rng, 20)
+    y, _ = _drop_and_return(learner, 1, x, x, 0.4, True)
+    expect(not np.allclose(y, x), "With training=True and p = 0.4 nothing was dropped.")
+
+
+@mended_dropout.check(points=0.25)
+def what_is_dropped_on_the_way_out_is_dropped_on_the_way_back(learner, rng):
+    seed, before = int(rng.integers(1000)), None
+    for p in (0.2, 0.7):
+        for s in (seed, seed + 1):
+            x, dy = _numbers(rng), _numbers(rng)
+            y, dx = _drop_and_return(learner, s, x, dy, p)
+            share = (y == 0).mean()
+            expect(abs(share - p) < 0.05, f"With p = {p} a share of {share:.2f} of y became 0.")
+            apart = int(((y == 0) != (dx == 0)).sum())
+            expect(
+                apart == 0,
+                f"With p = {p}, {apart} of 10,000 numbers were dropped in one of y and dx and not "
+                "in the other. Which numbers of x does y depend on?",
+            )
+            same = before is not None and s != seed and ((y == 0) == before).all()
+            expect(not same, "Generators with different seeds drop the same numbers. " + CHANCE)
+            before = y == 0
+
+
+@mended_dropout.check(points=0.25)
+def what_stays_is_enlarged_by_one_factor_both_ways(learner, rng):
+    for p in (0.2, 0.7):
+        x, dy = _numbers(rng, 20), _numbers(rng, 20)
+        results = _drop_and_return(learner, int(rng.integers(1000)), x, dy, p)
+        for name, got, source in zip(("y", "dx"), results, (x, dy), strict=True):
+            stays = got != 0
+            expect(stays.any(), f"With p = {p} none of 400 numbers of {name} stays.")
+            expect(not stays.all(), f"With p = {p} all of 400 numbers of {name} stay.")
+            factors = got[stays] / source[stays]
+            wanted = np.full(factors.shape, 1 / (1 - p))
+            note = f"p is {p}. y is x times a factor; which factor leads back?"
+            what = f"What stays of {name}, divided by {'x' if name == 'y' else 'dy'},"
+            expect_close(factors, wanted, what, rtol=1e-3, note=note)
+
+
+@mended_dropout.check(points=0.25)
+def zeros_in_x_hide_nothing_from_the_gradient(learner, rng):
+    x, dy, p = np.zeros((100, 100)), _numbers(rng), 0.3
+    _, dx = _drop_and_return(learner, int(rng.integers(1000)), x, dy, p)
+    share = (dx == 0).mean()
+    expect(
+        abs(share - p) < 0.05,
+        f"All of x is 0 and p = {p}: a share of {share:.2f} of dx is 0. A number that is 0 and "
+        "stays has a gradient too.",
+    )
 
 
 # --- positions ---

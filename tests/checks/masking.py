@@ -88,7 +88,10 @@ predicted_weights = Question("predicted_weights", section="Two conventions in on
 def _weight_predicted(learner, place, right, message):
     names = ("weight of cats", "weight of mice", "weight of mice")
     got = _number_predicted(learner, "predicted_weights", names, place)
-    expect(abs(got - right) < 0.003, message.format(f"{got:g}"))
+    away = abs(got - right)
+    near = 0.003 <= away < 0.006  # two decimals, rounded or cut off
+    expect(not near, f"({'abc'[place]}) {got:g} is near: give three decimals.")
+    expect(away < 0.003, message.format(f"{got:g}"))
 
 
 def _weights_of(scores, mask=None):
@@ -156,7 +159,7 @@ def the_mask_has_an_axis_for_heads_and_one_for_queries(learner, rng):
 
 
 @padding_mask.check(points=0.25)
-def sequences_may_be_empty_or_full(learner, rng):
+def lengths_may_be_a_list_and_sequences_empty_or_full(learner, rng):
     L = int(rng.integers(4, 8))
     lengths = rng.permutation([0, L, L - 2]).tolist()
     got = learner.call("padding_mask", lengths, L)
@@ -187,7 +190,7 @@ def the_past_is_visible_and_the_future_is_not(learner, rng):
 
 
 @causal_mask.check(points=0.25)
-def each_token_sees_itself(learner, rng):
+def each_token_sees_itself_and_the_result_is_boolean(learner, rng):
     for L in (1, 2):
         got = learner.call("causal_mask", L)
         _compare_mask(got, oracle.causal_mask(L), f"L is {L}.", boolean=True)
@@ -315,7 +318,7 @@ masked_mean_pool = Question("masked_mean_pool", section=POOL, forbid=READY_MADE)
 
 def _compare_pooled(learner, x, keep, note):
     got = learner.call("masked_mean_pool", x, keep)
-    expect_close(got, oracle.masked_mean_pool(x, keep), "the result", note=note)
+    expect_close(got, oracle.masked_mean_pool(x, keep), "result", note=note)
 
 
 def _right_padded(rng, B, L):
@@ -349,9 +352,9 @@ def a_sequence_without_kept_token_gives_zeros(learner, rng):
     empty = int(rng.integers(B))
     keep[empty] = False
     x = rng.normal(loc=1.0, size=(B, L, D))
-    got = expect_array(learner.call("masked_mean_pool", x, keep), (B, D), "the result")
+    got = expect_array(learner.call("masked_mean_pool", x, keep), (B, D), "result")
     note = f"Sequence {empty} keeps no token."
-    expect_close(got[empty], np.zeros(D), f"the result[{empty}]", note=note)
+    expect_close(got[empty], np.zeros(D), f"result[{empty}]", note=note)
     others = np.arange(B) != empty
     expect(
         np.isfinite(got[others]).all() and got[others].any(axis=1).all(),
@@ -364,14 +367,14 @@ def what_stands_at_padding_does_not_count(learner, rng):
     B, L, D = _sizes(rng, 3)
     keep = _right_padded(rng, B, L)
     x = rng.normal(loc=1.0, size=(B, L, D))
-    before = expect_array(learner.call("masked_mean_pool", x, keep), (B, D), "the result")
+    before = expect_array(learner.call("masked_mean_pool", x, keep), (B, D), "result")
     for value in (np.nan, np.inf, 1e30):
         filled = np.where(keep[..., None], x, value)
         got = learner.call("masked_mean_pool", filled, keep)
         note = f"Each entry at padding was replaced by {value:g}, which must change nothing."
-        expect_close(got, before, "the result", note=note)
+        expect_close(got, before, "result", note=note)
     moved = np.where(keep[..., None], x + 1.0, x)
-    got = expect_array(learner.call("masked_mean_pool", moved, keep), (B, D), "the result")
+    got = expect_array(learner.call("masked_mean_pool", moved, keep), (B, D), "result")
     expect(
         (np.abs(got - before) > 0.1).all(),
         "1 was added to every entry of the kept tokens, and the result is the same as before.",
@@ -383,7 +386,7 @@ def pooling_leaves_its_arguments_unchanged(learner, rng):
     B, L, D = _sizes(rng, 3)
     x, keep = rng.normal(loc=1.0, size=(B, L, D)), _right_padded(rng, B, L)
     outcome = learner.run("masked_mean_pool", x, keep)
-    expect_close(outcome["value"], oracle.masked_mean_pool(x, keep), "the result")
+    expect_close(outcome["value"], oracle.masked_mean_pool(x, keep), "result")
     expect_unchanged(outcome["arguments"], [x, keep], ["x", "keep"])
 
 
@@ -430,7 +433,7 @@ def causal_and_a_mask_act_together(learner, rng):
         _compare_attention(learner, Q, K, V, mask, causal=True, note=note)
 
 
-@masked_attention.check(points=0.5)
+@masked_attention.check(points=0.25)
 def without_masks_it_is_attention_over_any_leading_axes(learner, rng):
     B, h, *sizes = _sizes(rng, 6)
     for lead, many in (((), "two"), ((B,), "three"), ((B, h), "four")):
@@ -443,7 +446,7 @@ def without_masks_it_is_attention_over_any_leading_axes(learner, rng):
     _compare_attention(learner, Q, K, V, mask, note=note)
 
 
-@masked_attention.check(points=0.25)
+@masked_attention.check(points=0.5)
 def queries_without_allowed_key_get_zeros(learner, rng):
     B, L, d_v = _sizes(rng, 3)
     for dtype, rtol, atol in ((np.float64, 1e-4, 1e-6), (np.float16, 3e-2, 3e-3)):
@@ -634,12 +637,16 @@ def the_key_padding_mask_says_what_multihead_attention_ignores(learner, rng):
         mask = oracle.padding_mask(1 + rng.permutation(B) % (L - 1), L)
         note = f"mask[0, 0, 0] is {mask[0, 0, 0].tolist()}, and True in it means: may attend."
         _compare_converted(learner, "key_padding_mask", mask, 2, note)
+    for lengths, L_k in (([L - 1], L), ([1, 0, 1], 1)):  # axes of length 1 that have to stay
+        mask = oracle.padding_mask(lengths, L_k)
+        _compare_converted(learner, "key_padding_mask", mask, 2, f"mask has shape {mask.shape}.")
 
 
 @mask_for.check(points=0.75)
 def the_attn_mask_has_the_heads_of_a_sequence_together(learner, rng):
-    *shape, n = _sizes(rng, 5)
-    for B, h, L_q, L_k in (shape, (2, 2, n, n)):
+    many, *shape, n = _sizes(rng, 5)
+    one_query = many, shape[0], 1, shape[2]
+    for B, h, L_q, L_k in ((many, *shape), (2, 2, n, n), (1, *shape), one_query):
         mask = _mask(rng, B, 1, L_q, L_k)
         note = f"mask has shape {mask.shape}, and True in it means: may attend."
         _compare_converted(learner, "attn_mask", mask, h, note)
@@ -660,7 +667,9 @@ def each_interface(rng):
 
     for interface in ("float", "sdpa", "attn_mask"):
         yield (interface, torch.from_numpy(_mask(rng, 2, 1, 3, 4)), 3)
-    yield ("key_padding_mask", torch.from_numpy(oracle.padding_mask([1, 3, 2], 4)), 2)
+        yield (interface, torch.from_numpy(_mask(rng, 1, 1, 3, 4)), 3)
+    for lengths, L in (([1, 3, 2], 4), ([2], 3), ([1, 1], 1)):
+        yield ("key_padding_mask", torch.from_numpy(oracle.padding_mask(lengths, L)), 2)
 
 
 # --- a decoder's mask to mend ---
@@ -694,7 +703,7 @@ def padding_is_hidden_on_whichever_side_it_stands(learner, rng):
     past = np.tril(np.ones((L, L), dtype=bool))  # the future has a check of its own
     note = (
         f"pad_id is {pad_id}; tokens[0] is {tokens[0].tolist()}, tokens[1] is "
-        f"{tokens[1].tolist()}. Here only the keys up to the query's own place count."
+        f"{tokens[1].tolist()}. (This check looks only at keys up to the query's place.)"
     )
     _compare_mask(got, oracle.decoder_mask(tokens, pad_id), note, where=past)
 
@@ -782,7 +791,8 @@ def _state(rng, d_model):
     return {name: rng.normal(scale=0.6, size=shape) for name, shape in shapes.items()}
 
 
-def _compare_vectors(learner, x, keep, state, num_heads, note):
+def _compare_vectors(learner, x, keep, state, num_heads, note, factors=(1,)):
+    """Compare the vectors of sentences with the right ones, times any one of ``factors``."""
     import torch
 
     module = _new_encoder(learner, x.shape[-1], num_heads)
@@ -798,8 +808,10 @@ def _compare_vectors(learner, x, keep, state, num_heads, note):
         )
         raise
     right = oracle.sentence_vectors(x, keep, state, num_heads)
-    options = {"rtol": 1e-3, "atol": 1e-4, "note": note}
-    expect_close(found["output"], right, "the result", **options)
+    got = expect_array(found["output"], right.shape, "result")
+    options = {"rtol": 1e-3, "atol": 1e-4}
+    if not any(np.allclose(got, factor * right, **options) for factor in factors):
+        expect_close(got, right, "result", note=note, **options)
 
 
 @MendedSentenceEncoder.check(points=0.5)
@@ -813,7 +825,8 @@ def its_attention_reads_real_tokens_alone(learner, rng):
     state = _state(rng, D)
     state["attention.in_proj_weight"][:D] = 0.0  # all queries are the same
     note = f"keep[0] is {keep.tolist()}. All queries are the same, to look at the attention alone."
-    _compare_vectors(learner, x, np.tile(keep, (B, 1)), state, h, note)
+    factors = 1, keep.sum() / L, keep.sum()  # what a sum is divided by has a check of its own
+    _compare_vectors(learner, x, np.tile(keep, (B, 1)), state, h, note, factors)
 
 
 @MendedSentenceEncoder.check(points=0.5)

@@ -705,6 +705,232 @@ def rms_scales_by_one_plus_gamma(x, gamma, eps=1e-5):
     return (1 + gamma) * x / _rms(x, eps)
 
 
+# --- rms_norm_backward ---
+
+
+def _to_rms_x(g, normal, root):
+    return (g - normal * (g * normal).mean(axis=-1, keepdims=True)) / root
+
+
+def _rms_backward(dy, x, gamma, eps=1e-5):
+    root = _rms(x, eps)
+    return _to_rms_x(dy * gamma, x / root, root), _over_rows(dy * x / root)
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="The root mean square is a constant of the backward pass.",
+    tell="Move one feature a little: does the number that all are divided by stay?",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_root_constant(dy, x, gamma, eps=1e-5):
+    return dy * gamma / _rms(x, eps), _rms_backward(dy, x, gamma, eps)[1]
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="The formula is that of layer norm.",
+    tell="Where does RMSNorm take the mean of x? What of your dx comes from that mean?",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_also_subtracts_the_mean(dy, x, gamma, eps=1e-5):
+    root, g = _rms(x, eps), dy * gamma
+    return _to_x(g, x / root, root), _rms_backward(dy, x, gamma, eps)[1]
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="RMSNorm is layer norm without beta.",
+    tell="Is the mean of x subtracted in the forward pass?",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_is_that_of_layer_norm(dy, x, gamma, eps=1e-5):
+    return _norm_backward(dy, x, gamma, eps)[:2]
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="gamma has a gradient of its own, so it is not needed in that of x.",
+    tell="y = gamma * n. What is the gradient of n, given dy?",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_gamma_left_out(dy, x, gamma, eps=1e-5):
+    dx, _ = _rms_backward(dy, x, np.ones(len(gamma)), eps)
+    return dx, _rms_backward(dy, x, gamma, eps)[1]
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="Scaling commutes with everything, so gamma can come last.",
+    tell="In the forward pass gamma comes last. Where does it come on the way back?",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_gamma_last(dy, x, gamma, eps=1e-5):
+    dx, dgamma = rmsbackward_gamma_left_out.answer(dy, x, gamma, eps)
+    return gamma * dx, dgamma
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="The gradient of the normalized token is the gradient of x.",
+    tell="If x is a hundred times as large, how large is its gradient?",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_not_divided(dy, x, gamma, eps=1e-5):
+    dx, dgamma = _rms_backward(dy, x, gamma, eps)
+    return dx * _rms(x, eps), dgamma
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="The gradient is divided by the mean square.",
+    tell="If x is a hundred times as large, is its gradient a hundredth, or less?",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_divided_by_the_mean_square(dy, x, gamma, eps=1e-5):
+    dx, dgamma = _rms_backward(dy, x, gamma, eps)
+    return dx / _rms(x, eps), dgamma
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="The correction is made of x.",
+    tell="By which power of the root is x * mean(g * x) divided? Write it with n = x / root.",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_correction_from_x(dy, x, gamma, eps=1e-5):
+    _, dgamma = _rms_backward(dy, x, gamma, eps)
+    return _to_rms_x(dy * gamma, x, _rms(x, eps)), dgamma
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="Gradients are summed, so the correction is a sum.",
+    tell="Each feature has a share of 1/d in the mean square. Where is the d in your correction?",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_corrects_by_sums(dy, x, gamma, eps=1e-5):
+    (root, g), dgamma = (_rms(x, eps), dy * gamma), _rms_backward(dy, x, gamma, eps)[1]
+    n = x / root
+    return (g - n * (g * n).sum(axis=-1, keepdims=True)) / root, dgamma
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="The correction is added.",
+    tell="A token stretched by 1.01 leaves y as it was. What is the sum of dx * x then, nearly?",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_correction_added(dy, x, gamma, eps=1e-5):
+    (root, g), dgamma = (_rms(x, eps), dy * gamma), _rms_backward(dy, x, gamma, eps)[1]
+    n = x / root
+    return (g + n * (g * n).mean(axis=-1, keepdims=True)) / root, dgamma
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="The square brings a factor of 2.",
+    tell="The 2 of the square meets the 1/2 of the root. Is one of them missing?",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_correction_doubled(dy, x, gamma, eps=1e-5):
+    (root, g), dgamma = (_rms(x, eps), dy * gamma), _rms_backward(dy, x, gamma, eps)[1]
+    n = x / root
+    return (g - 2 * n * (g * n).mean(axis=-1, keepdims=True)) / root, dgamma
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="gamma multiplies x.",
+    tell="What is gamma multiplied by in the forward pass: x, or x after it is normalized?",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_dgamma_from_x(dy, x, gamma, eps=1e-5):
+    return _rms_backward(dy, x, gamma, eps)[0], _over_rows(dy * x)
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="All gradients begin with dy times gamma.",
+    tell="Is y linear in gamma? Then its gradient cannot contain gamma.",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_gamma_in_its_own_gradient(dy, x, gamma, eps=1e-5):
+    dx, dgamma = _rms_backward(dy, x, gamma, eps)
+    return dx, gamma * dgamma
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="Gradients of a batch are averaged.",
+    tell="Twice the tokens with the same dy: does the gradient of gamma stay or double?",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_means_of_the_tokens(dy, x, gamma, eps=1e-5):
+    dx, dgamma = _rms_backward(dy, x, gamma, eps)
+    return dx, dgamma / math.prod(x.shape[:-1])
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="A norm runs along the last axis, and so do all its sums.",
+    tell="Which shape does gamma have, and which has your gradient of it?",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_sums_along_the_features(dy, x, gamma, eps=1e-5):
+    return _rms_backward(dy, x, gamma, eps)[0], (dy * x / _rms(x, eps)).sum(axis=-1)
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="Axis 0 holds all the tokens.",
+    tell="How many leading axes can x have? All tokens share gamma.",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_sums_along_the_first_axis(dy, x, gamma, eps=1e-5):
+    return _rms_backward(dy, x, gamma, eps)[0], (dy * x / _rms(x, eps)).sum(axis=0)
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="A gradient has the shape of the array that it meets.",
+    tell="Which shape does gamma have, and which has your gradient of it?",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_not_summed(dy, x, gamma, eps=1e-5):
+    return _rms_backward(dy, x, gamma, eps)[0], dy * x / _rms(x, eps)
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="eps is too small to matter in the backward pass.",
+    tell="Which eps stands in the forward pass? Try features of size 0.003.",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_eps_left_out(dy, x, gamma, eps=1e-5):
+    return _rms_backward(dy, x, gamma, 0.0)
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="eps is always 1e-5.",
+    tell="Where does your function use the eps that it is given?",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_eps_fixed(dy, x, gamma, eps=1e-5):
+    return _rms_backward(dy, x, gamma)
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="The order of the results does not matter.",
+    tell="Compare the order of what you return with the one that is asked for.",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_order_of_the_results(dy, x, gamma, eps=1e-5):
+    return _rms_backward(dy, x, gamma, eps)[::-1]
+
+
 # --- feed_forward ---
 
 
@@ -865,6 +1091,181 @@ def ffn_flattens_the_positions(x, W1, b1, W2, b2):
 )
 def ffn_transposes_the_matrices(x, W1, b1, W2, b2):
     return _relu(x @ W1.T + b1) @ W2.T + b2
+
+
+# --- swiglu ---
+
+
+def _silu(z):
+    return z * (1 + np.tanh(z / 2)) / 2
+
+
+@mistake(
+    "swiglu",
+    believed="SwiGLU is a feed-forward layer with another activation.",
+    tell="Where does your function use W3?",
+    section=FORWARD,
+)
+def swiglu_without_its_gate(x, W1, W2, W3):
+    return _silu(x @ W1) @ W2
+
+
+@mistake(
+    "swiglu",
+    believed="The activation is ReLU, as before.",
+    tell="What does your activation give for -1? That of SiLU is not 0.",
+    section=FORWARD,
+)
+def swiglu_gates_with_relu(x, W1, W2, W3):
+    return (_relu(x @ W1) * (x @ W3)) @ W2
+
+
+@mistake(
+    "swiglu",
+    believed="SiLU is another name for GELU.",
+    tell="What does your activation give for 1: 0.73, or 0.84?",
+    section=FORWARD_BACKWARD,
+)
+def swiglu_gates_with_gelu(x, W1, W2, W3):
+    return (_gelu(x @ W1) * (x @ W3)) @ W2
+
+
+@mistake(
+    "swiglu",
+    believed="The gate is a number from 0 to 1.",
+    tell="What does your activation give for 5: nearly 5, or nearly 1?",
+    section=FORWARD,
+)
+def swiglu_gates_with_sigmoid(x, W1, W2, W3):
+    return ((1 + np.tanh(x @ W1 / 2)) / 2 * (x @ W3)) @ W2
+
+
+@mistake(
+    "swiglu",
+    believed="The gate divides a whole of 1 among the hidden numbers.",
+    tell="Does one number of your gate depend on the others?",
+    section=FORWARD,
+)
+def swiglu_gates_with_softmax(x, W1, W2, W3):
+    z = x @ W1
+    powers = np.exp(z - z.max(axis=-1, keepdims=True))
+    return (powers / powers.sum(axis=-1, keepdims=True) * (x @ W3)) @ W2
+
+
+@mistake(
+    "swiglu",
+    believed="The product is all the non-linearity that is needed.",
+    tell="Twice the x: is your result four times as large? Which part of the formula is missing?",
+    section=FORWARD,
+)
+def swiglu_with_no_activation(x, W1, W2, W3):
+    return ((x @ W1) * (x @ W3)) @ W2
+
+
+@mistake(
+    "swiglu",
+    believed="The new matrix W3 is the one behind the activation.",
+    tell="Which of the two products goes through SiLU: that with W1 or that with W3?",
+    section=FORWARD,
+)
+def swiglu_activates_the_other_map(x, W1, W2, W3):
+    return ((x @ W1) * _silu(x @ W3)) @ W2
+
+
+@mistake(
+    "swiglu",
+    believed="Each map is followed by the activation.",
+    tell="How often does SiLU stand in the formula?",
+    section=FORWARD,
+)
+def swiglu_activates_both_maps(x, W1, W2, W3):
+    return (_silu(x @ W1) * _silu(x @ W3)) @ W2
+
+
+@mistake(
+    "swiglu",
+    believed="The activation comes after the product.",
+    tell="Is SiLU applied before the two maps are multiplied, or after?",
+    section=FORWARD,
+)
+def swiglu_activates_the_product(x, W1, W2, W3):
+    return _silu((x @ W1) * (x @ W3)) @ W2
+
+
+@mistake(
+    "swiglu",
+    believed="The activation comes at the end.",
+    tell="Can your result be below -0.3? Where in the formula does SiLU stand?",
+    section=FORWARD,
+)
+def swiglu_activates_the_result(x, W1, W2, W3):
+    return _silu(((x @ W1) * (x @ W3)) @ W2)
+
+
+@mistake(
+    "swiglu",
+    believed="The two maps are added up.",
+    tell="If x W3 is 0, what remains of a hidden number in the formula, and in yours?",
+    section=FORWARD,
+)
+def swiglu_adds_the_two_maps(x, W1, W2, W3):
+    return (_silu(x @ W1) + x @ W3) @ W2
+
+
+@mistake(
+    "swiglu",
+    believed="The sigmoid has exp(z) below the line.",
+    tell="What does your activation give for 5, and for -5?",
+    section=FORWARD,
+)
+def swiglu_with_the_sign_turned_round(x, W1, W2, W3):
+    return (-_silu(-(x @ W1)) * (x @ W3)) @ W2
+
+
+@mistake(
+    "swiglu",
+    believed="The residual connection belongs to it.",
+    tell="What does your function give if W2 is 0?",
+    section=RESIDUAL,
+)
+def swiglu_adds_its_input(x, W1, W2, W3):
+    return x + (_silu(x @ W1) * (x @ W3)) @ W2
+
+
+@mistake(
+    "swiglu",
+    believed="exp(z) / (1 + exp(z)) is as good as 1 / (1 + exp(-z)).",
+    tell="What is exp(1000), and what is that divided by itself?",
+    section=FORWARD,
+)
+def swiglu_overflows(x, W1, W2, W3):
+    z = x @ W1
+    with np.errstate(all="ignore"):
+        sigmoid = np.exp(z) / (1 + np.exp(z))
+    return (z * sigmoid * (x @ W3)) @ W2
+
+
+@mistake(
+    "swiglu",
+    believed="A batch is a list of positions.",
+    tell="Compare the shape of your result with the shape of x.",
+    section=FORWARD,
+)
+def swiglu_flattens_the_positions(x, W1, W2, W3):
+    return ((_silu(x @ W1) * (x @ W3)) @ W2).reshape(-1, x.shape[-1])
+
+
+@mistake(
+    "swiglu",
+    believed="A sequence has one gate.",
+    tell="Change one token: does another token of your result change?",
+    section=FORWARD,
+)
+def swiglu_averages_the_gate(x, W1, W2, W3):
+    z = x @ W1
+    if z.ndim > 2:
+        z = z.mean(axis=-2, keepdims=True)
+    return (_silu(z) * (x @ W3)) @ W2
 
 
 # --- mended_feed_forward_backward ---
@@ -1145,6 +1546,235 @@ def dropout_in_place(x, p, training=True, rng=None):
 )
 def dropout_needs_a_generator(x, p, training=True, rng=None):
     return x * (rng.random(x.shape) >= p) / (1 - p) if training else x
+
+
+# --- mended_dropout ---
+
+
+def _mask(x, p, rng):
+    rng = np.random.default_rng() if rng is None else rng
+    return rng.binomial(1, 1 - p, size=x.shape)  # as the code that is given draws
+
+
+@mistake(
+    "mended_dropout",
+    believed="Both directions drop with the same probability, and that is enough.",
+    tell="How often does your function ask rng for numbers? Which of them did y use?",
+    section=DROPOUT,
+)
+def mended_dropout_still_draws_again(x, dy, p, training=True, rng=None):
+    if not training:
+        return x, dy
+    rng = np.random.default_rng() if rng is None else rng
+    y = x * _mask(x, p, rng) / (1 - p)
+    return y, dy * _mask(x, p, rng) / (1 - p)
+
+
+@mistake(
+    "mended_dropout",
+    believed="The factor belongs to the output alone.",
+    tell="A number that stays: y = x / (1 - p). What is its derivative?",
+    section=DROPOUT,
+)
+def mended_dropout_gradient_still_not_enlarged(x, dy, p, training=True, rng=None):
+    if not training:
+        return x, dy
+    factor = _mask(x, p, rng) / (1 - p)
+    return x * factor, dy * (factor > 0)
+
+
+@mistake(
+    "mended_dropout",
+    believed="What is dropped in training is made up for in evaluation.",
+    tell="What stays is enlarged in training already. By what is it made smaller in evaluation?",
+    section=DROPOUT,
+)
+def mended_dropout_both_scaled_in_evaluation(x, dy, p, training=True, rng=None):
+    if not training:
+        return (1 - p) * x, (1 - p) * dy
+    factor = _mask(x, p, rng) / (1 - p)
+    return x * factor, dy * factor
+
+
+@mistake(
+    "mended_dropout",
+    believed="Only the output has to be made smaller in evaluation.",
+    tell="What stays is enlarged in training already. What is y in evaluation?",
+    section=DROPOUT,
+)
+def mended_dropout_output_still_scaled_in_evaluation(x, dy, p, training=True, rng=None):
+    if not training:
+        return (1 - p) * x, dy
+    factor = _mask(x, p, rng) / (1 - p)
+    return x * factor, dy * factor
+
+
+@mistake(
+    "mended_dropout",
+    believed="Only the gradient has to be made smaller in evaluation.",
+    tell="In evaluation y is x. What is dx?",
+    section=DROPOUT,
+)
+def mended_dropout_gradient_still_scaled_in_evaluation(x, dy, p, training=True, rng=None):
+    if not training:
+        return x, (1 - p) * dy
+    factor = _mask(x, p, rng) / (1 - p)
+    return x * factor, dy * factor
+
+
+@mistake(
+    "mended_dropout",
+    believed="In evaluation nothing is learned, so the gradient is 0.",
+    tell="In evaluation y is x. What is dx?",
+    section=DROPOUT,
+)
+def mended_dropout_no_gradient_in_evaluation(x, dy, p, training=True, rng=None):
+    if not training:
+        return x, 0 * dy
+    factor = _mask(x, p, rng) / (1 - p)
+    return x * factor, dy * factor
+
+
+@mistake(
+    "mended_dropout",
+    believed="Dropout is always on.",
+    tell="Where does your function use `training`?",
+    section=DROPOUT,
+)
+def mended_dropout_drops_in_evaluation(x, dy, p, training=True, rng=None):
+    factor = _mask(x, p, rng) / (1 - p)
+    return x * factor, dy * factor
+
+
+@mistake(
+    "mended_dropout",
+    believed="Where y is 0, a number was dropped.",
+    tell="Behind a ReLU half of x is 0. Is a number that is 0 and stays dropped?",
+    section=DROPOUT,
+)
+def mended_dropout_reads_the_mask_from_y(x, dy, p, training=True, rng=None):
+    if not training:
+        return x, dy
+    factor = _mask(x, p, rng) / (1 - p)
+    y = x * factor
+    return y, dy * (y != 0) / (1 - p)
+
+
+@mistake(
+    "mended_dropout",
+    believed="Chance has no derivative, so the gradient passes.",
+    tell="A number was dropped: does y depend on it? Then what is its gradient?",
+    section=DROPOUT,
+)
+def mended_dropout_gradient_passes_whole(x, dy, p, training=True, rng=None):
+    if not training:
+        return x, dy
+    factor = _mask(x, p, rng) / (1 - p)
+    return x * factor, dy
+
+
+@mistake(
+    "mended_dropout",
+    believed="Only the factor leads back.",
+    tell="A number was dropped: does y depend on it? Then what is its gradient?",
+    section=DROPOUT,
+)
+def mended_dropout_gradient_enlarged_everywhere(x, dy, p, training=True, rng=None):
+    if not training:
+        return x, dy
+    factor = _mask(x, p, rng) / (1 - p)
+    return x * factor, dy / (1 - p)
+
+
+@mistake(
+    "mended_dropout",
+    believed="On the way back the factor is used once more.",
+    tell="y is x times a factor. Is that factor squared in its derivative?",
+    section=DROPOUT,
+)
+def mended_dropout_gradient_enlarged_twice(x, dy, p, training=True, rng=None):
+    if not training:
+        return x, dy
+    factor = _mask(x, p, rng) / (1 - p)
+    return x * factor, dy * factor / (1 - p)
+
+
+@mistake(
+    "mended_dropout",
+    believed="The way back undoes the way out.",
+    tell="y is x times a factor. Is the derivative that factor, or one over it?",
+    section=DROPOUT,
+)
+def mended_dropout_gradient_divided_by_the_factor(x, dy, p, training=True, rng=None):
+    if not training:
+        return x, dy
+    factor = _mask(x, p, rng) / (1 - p)
+    return x * factor, dy * (factor > 0) * (1 - p)
+
+
+@mistake(
+    "mended_dropout",
+    believed="The gradient goes to what was dropped.",
+    tell="Which numbers of x does y depend on: those that stay, or those that are dropped?",
+    section=DROPOUT,
+)
+def mended_dropout_gradient_where_it_dropped(x, dy, p, training=True, rng=None):
+    if not training:
+        return x, dy
+    factor = _mask(x, p, rng) / (1 - p)
+    return x * factor, dy * (factor == 0) / (1 - p)
+
+
+@mistake(
+    "mended_dropout",
+    believed="The gradient is dy times the output.",
+    tell="y = factor * x. Does the derivative with respect to x still hold an x?",
+    section=DROPOUT,
+)
+def mended_dropout_multiplies_dy_by_y(x, dy, p, training=True, rng=None):
+    if not training:
+        return x, dy
+    factor = _mask(x, p, rng) / (1 - p)
+    return x * factor, dy * x * factor
+
+
+@mistake(
+    "mended_dropout",
+    believed="With a fixed seed both draws are the same.",
+    tell="Does your function drop the same numbers in every step of the training?",
+    section=DROPOUT,
+)
+def mended_dropout_fixes_the_seed(x, dy, p, training=True, rng=None):
+    if not training:
+        return x, dy
+    factor = _mask(x, p, np.random.default_rng(0)) / (1 - p)
+    return x * factor, dy * factor
+
+
+@mistake(
+    "mended_dropout",
+    believed="Without the factor both directions agree.",
+    tell="Take the mean of many numbers before and after. Is it kept?",
+    section=DROPOUT,
+)
+def mended_dropout_neither_enlarged(x, dy, p, training=True, rng=None):
+    if not training:
+        return x, dy
+    factor = _mask(x, p, rng) / (1 - p)
+    return x * (factor > 0), dy * (factor > 0)
+
+
+@mistake(
+    "mended_dropout",
+    believed="The order of the results does not matter.",
+    tell="Compare the order of what you return with the one that is asked for.",
+    section=DROPOUT,
+)
+def mended_dropout_exchanges_its_results(x, dy, p, training=True, rng=None):
+    if not training:
+        return dy, x
+    factor = _mask(x, p, rng) / (1 - p)
+    return dy * factor, x * factor
 
 
 # --- positional_encoding ---

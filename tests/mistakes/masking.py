@@ -81,7 +81,7 @@ counts_aligned_to_first_key = _counts(
     "counts-aligned-to-first-key",
     (3, 15, 13),
     believed="The first query sees the first key, whatever is cached.",
-    tell="(a) Four tokens came before the new ones. May the new queries read them?",
+    tell="(a) 3 would be right if the new tokens stood first.",
     section=CACHE,
 )
 counts_whole_rectangle = _counts(
@@ -2127,6 +2127,42 @@ def converters_first_sequence_for_all(interface, mask, num_heads=1):
 )
 def converters_key_padding_keeps_axes(interface, mask, num_heads=1):
     return ~mask if interface == "key_padding_mask" else _convert(interface, mask, num_heads)
+
+
+@mistake(
+    "mask_for",
+    believed="`squeeze` takes away the axes for heads and queries.",
+    tell="What does `squeeze` do to a batch of one?",
+    section=CONVERTERS,
+)
+def converters_squeeze_the_batch(interface, mask, num_heads=1):
+    if interface == "key_padding_mask":
+        return ~mask.squeeze()
+    return _convert(interface, mask, num_heads)
+
+
+@mistake(
+    "mask_for",
+    believed="`squeeze` takes away the axis for heads and no other.",
+    tell="What does `squeeze` do to a batch of one, and to one query?",
+    section=CONVERTERS,
+)
+def converters_squeeze_for_attn_mask(interface, mask, num_heads=1):
+    if interface == "attn_mask":
+        return ~mask.squeeze().repeat_interleave(num_heads, dim=0)
+    return _convert(interface, mask, num_heads)
+
+
+@mistake(
+    "mask_for",
+    believed="`squeeze` is the way to a smaller shape for every mask.",
+    tell="What does `squeeze` do to a batch of one? Both masks for the module pass through it.",
+    section=CONVERTERS,
+)
+def converters_squeeze_both(interface, mask, num_heads=1):
+    if interface == "key_padding_mask":
+        return ~mask.squeeze()
+    return converters_squeeze_for_attn_mask.answer(interface, mask, num_heads)
 
 
 @mistake(

@@ -22,6 +22,37 @@ def rms_norm(x, gamma, eps=1e-5):
     return y
 
 
+def rms_norm_backward(dy, x, gamma, eps=1e-5):
+    """Gradients ``(dx, dgamma)`` of `rms_norm`, one entry of the Jacobian matrix at a time.
+
+    With the root r, ``dy_i / dx_j`` is ``gamma_i (1 / r if i = j else 0) - gamma_i x_i x_j / (d
+    r^3)``: the quotient rule.
+    """
+    dx, dgamma = np.zeros(np.shape(x)), np.zeros(np.shape(gamma))
+    d = x.shape[-1]
+    for index in np.ndindex(x.shape[:-1]):
+        row = [float(number) for number in x[index]]
+        root = math.sqrt(math.fsum(number**2 for number in row) / d + eps)
+        for i in range(d):
+            dgamma[i] += dy[index][i] * row[i] / root
+            for j in range(d):
+                slope = (i == j) / root - row[i] * row[j] / (d * root**3)
+                dx[index][j] += dy[index][i] * gamma[i] * slope
+    return dx, dgamma
+
+
+def swiglu(x, W1, W2, W3):
+    """Feed-forward layer with a gate, ``(silu(x W1) * x W3) W2`` (Shazeer, 2020, equation 6)."""
+    y = np.zeros((*x.shape[:-1], W2.shape[1]))
+    for index in np.ndindex(x.shape[:-1]):
+        for k in range(W1.shape[1]):
+            z = float(x[index] @ W1[:, k])
+            power = math.exp(-abs(z))
+            gate = z / (1 + power) if z > 0 else z * power / (1 + power)
+            y[index] += gate * float(x[index] @ W3[:, k]) * W2[k]
+    return y
+
+
 def rotary_encoding(x, positions):
     """Turn the pair of features 2i and 2i + 1 by ``position / 10000^(2i / d)``.
 

@@ -321,6 +321,111 @@ def rms_signs_lost(x, gamma, eps=1e-5):
 
 NEW_WRONG_RMS = {"largest": (rms_largest, "differs"), "absolute": (rms_signs_lost, "differs")}
 
+# --- rms_norm_backward ---
+
+
+def rms_backward_plain(dy, x, gamma, eps=1e-5):
+    root = np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps)
+    normal, g = x / root, dy * gamma
+    dx = (g - normal * (g * normal).mean(axis=-1, keepdims=True)) / root
+    return dx, (dy * normal).sum(axis=_rows(x))
+
+
+def rms_backward_quotient(dy, x, gamma, eps=1e-5):
+    d = x.shape[-1]
+    root = np.sqrt(np.einsum("...i,...i->...", x, x) / d + eps)[..., None]
+    along = np.einsum("...i,...i,i->...", dy, x, gamma)[..., None]
+    dgamma = np.einsum("ni->i", (dy * x / root).reshape(-1, d))
+    return dy * gamma / root - x * along / (d * root**3), dgamma
+
+
+def rms_backward_chain(dy, x, gamma, eps=1e-5):
+    square = np.square(x).mean(axis=-1, keepdims=True) + eps
+    dnormal = dy * gamma
+    dsquare = (dnormal * x * -0.5 * square**-1.5).sum(axis=-1, keepdims=True)
+    dx = dnormal * square**-0.5 + dsquare * 2 * x / x.shape[-1]
+    return [dx, (dy * x * square**-0.5).reshape(-1, x.shape[-1]).sum(axis=0)]
+
+
+def rms_backward_jacobian(dy, x, gamma, eps=1e-5):
+    d = x.shape[-1]
+    root = np.sqrt((x * x).sum(axis=-1, keepdims=True) / d + eps)
+    normal = x / root
+    jacobian = (np.eye(d) - normal[..., :, None] * normal[..., None, :] / d) / root[..., None]
+    dx = ((dy * gamma)[..., None, :] @ jacobian)[..., 0, :]
+    return dx, np.tensordot(dy * normal, np.ones(x.shape[:-1]), axes=(_rows(x), _rows(x)))
+
+
+def rms_backward_loops(dy, x, gamma, eps=1e-5):
+    dx, dgamma = np.zeros(x.shape), 0 * gamma
+    for index in np.ndindex(x.shape[:-1]):
+        root = math.sqrt(x[index] @ x[index] / len(gamma) + eps)
+        normal, g = x[index] / root, dy[index] * gamma
+        dx[index] = (g - normal * (g @ normal) / len(gamma)) / root
+        dgamma += dy[index] * normal
+    return dx, dgamma
+
+
+def rms_backward_autograd(dy, x, gamma, eps=1e-5):
+    leaves = [torch.tensor(a, requires_grad=True) for a in (x, gamma)]
+    y = leaves[1] * leaves[0] / (leaves[0].square().mean(-1, keepdim=True) + eps).sqrt()
+    return tuple(g.numpy() for g in torch.autograd.grad(y, leaves, torch.tensor(dy)))
+
+
+def rms_backward_differences(dy, x, gamma, eps=1e-5):
+    dx, ones = np.zeros(x.shape), np.ones(x.shape[-1])
+    width = 1e-5 * np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps)
+    for column in range(x.shape[-1]):  # tokens do not touch each other, so all move at once
+        step = width * (np.arange(x.shape[-1]) == column)
+        change = rms_plain(x + step, ones, eps) - rms_plain(x - step, ones, eps)
+        dx[..., column] = (dy * gamma * change).sum(axis=-1) / (2 * width[..., 0])
+    return dx, (dy * rms_plain(x, ones, eps)).sum(axis=_rows(x))
+
+
+def rms_backward_one_by_one(dy, x, gamma, eps=1e-5):
+    if x.ndim == 1:
+        return rms_backward_plain(dy, x, gamma, eps)
+    parts = [rms_backward_one_by_one(a, b, gamma, eps) for a, b in zip(dy, x, strict=True)]
+    dx, dgamma = zip(*parts, strict=True)
+    return np.stack(dx), sum(dgamma)
+
+
+def rms_backward_float32(dy, x, gamma, eps=1e-5):
+    return rms_backward_plain(*(a.astype(np.float32) for a in (dy, x, gamma)), np.float32(eps))
+
+
+RIGHT_RMS_BACKWARD = {
+    "plain": rms_backward_plain,
+    "quotient rule": rms_backward_quotient,
+    "chain rule": rms_backward_chain,
+    "Jacobian": rms_backward_jacobian,
+    "loops": rms_backward_loops,
+    "autograd": rms_backward_autograd,
+    "differences": rms_backward_differences,
+    "recursion": rms_backward_one_by_one,
+    "float32 inside": rms_backward_float32,
+}
+TRIVIAL_RMS_BACKWARD = {
+    "None": lambda dy, x, gamma, eps=1e-5: None,
+    "zeros": lambda dy, x, gamma, eps=1e-5: (0 * x, 0 * gamma),
+    "its arguments": lambda dy, x, gamma, eps=1e-5: (dy, gamma),
+}
+
+
+def rms_backward_clipped(dy, x, gamma, eps=1e-5):
+    return tuple(np.clip(a, -0.1, 0.1) for a in rms_backward_plain(dy, x, gamma, eps))
+
+
+def rms_backward_negative(dy, x, gamma, eps=1e-5):
+    dx, dgamma = rms_backward_plain(dy, x, gamma, eps)
+    return -dx, dgamma
+
+
+NEW_WRONG_RMS_BACKWARD = {
+    "clipped": (rms_backward_clipped, "dgamma differs"),
+    "negative": (rms_backward_negative, "differs"),
+}
+
 # --- feed_forward ---
 
 
@@ -405,6 +510,94 @@ def forward_normalized(x, W1, b1, W2, b2):
 NEW_WRONG_FORWARD = {
     "tanh": (forward_tanh, "feed_forward(x)"),
     "normalized": (forward_normalized, "feed_forward(x)"),
+}
+
+# --- swiglu ---
+
+
+def swiglu_plain(x, W1, W2, W3):
+    z = x @ W1
+    return (z * (1 + np.tanh(z / 2)) / 2 * (x @ W3)) @ W2
+
+
+def swiglu_exponential(x, W1, W2, W3):
+    z = x @ W1
+    with np.errstate(over="ignore"):
+        return (z / (1 + np.exp(-z)) * (x @ W3)) @ W2
+
+
+def swiglu_two_sides(x, W1, W2, W3):
+    z = np.matmul(x, W1)
+    power = np.exp(-np.abs(z))
+    return np.matmul(z * np.where(z >= 0, 1, power) / (1 + power) * np.matmul(x, W3), W2)
+
+
+def swiglu_logarithms(x, W1, W2, W3):
+    z = np.tensordot(x, W1, axes=1)
+    return (z * np.exp(-np.logaddexp(0, -z)) * np.tensordot(x, W3, axes=1)) @ W2
+
+
+def swiglu_fused(x, W1, W2, W3):
+    z, up = np.split(x @ np.concatenate([W1, W3], axis=1), 2, axis=-1)
+    hidden = 0.5 * z + 0.5 * z * np.tanh(0.5 * z)
+    hidden *= up
+    return hidden @ W2
+
+
+def swiglu_einsum(x, W1, W2, W3):
+    z = np.einsum("...i,ij->...j", x, W1)
+    gate = z / (1 + np.exp(-z.clip(-700, 700)))
+    return np.einsum("...j,...i,ij,jk->...k", gate, x, W3, W2)
+
+
+def swiglu_loops(x, W1, W2, W3):
+    y = np.zeros((*x.shape[:-1], W2.shape[1]))
+    for index in np.ndindex(x.shape[:-1]):
+        for k in range(W1.shape[1]):
+            z = x[index] @ W1[:, k]
+            gate = z * (1 + math.tanh(z / 2)) / 2
+            y[index] += gate * (x[index] @ W3[:, k]) * W2[k]
+    return y
+
+
+def swiglu_flat(x, W1, W2, W3):
+    flat = x.reshape(-1, x.shape[-1])
+    return swiglu_plain(flat, W1, W2, W3).reshape(x.shape)
+
+
+def swiglu_float32(x, W1, W2, W3):
+    return swiglu_plain(*(a.astype(np.float32) for a in (x, W1, W2, W3)))
+
+
+RIGHT_SWIGLU = {
+    "plain": swiglu_plain,
+    "exponential": swiglu_exponential,
+    "two sides": swiglu_two_sides,
+    "logarithms": swiglu_logarithms,
+    "one matrix for both maps": swiglu_fused,
+    "einsum": swiglu_einsum,
+    "loops": swiglu_loops,
+    "flat": swiglu_flat,
+    "float32 inside": swiglu_float32,
+}
+TRIVIAL_SWIGLU = {
+    "x": lambda x, W1, W2, W3: x,
+    "zeros": lambda x, W1, W2, W3: 0 * x,
+    "None": lambda x, W1, W2, W3: None,
+}
+
+
+def swiglu_with_tanh(x, W1, W2, W3):
+    return (np.tanh(x @ W1) * (x @ W3)) @ W2
+
+
+def swiglu_halved(x, W1, W2, W3):
+    return swiglu_plain(x, W1, W2, W3) / 2
+
+
+NEW_WRONG_SWIGLU = {
+    "tanh": (swiglu_with_tanh, "swiglu(x)"),
+    "halved": (swiglu_halved, "swiglu(x)"),
 }
 
 # --- mended_feed_forward_backward ---
@@ -611,6 +804,112 @@ def dropout_noise(x, p, training=True, rng=None):
 NEW_WRONG_DROPOUT = {
     "one half always": (dropout_half_always, "With p = 0.2 a share of"),
     "noise": (dropout_noise, "What stays, divided by x"),
+}
+
+# --- mended_dropout ---
+
+
+def mended_plain(x, dy, p, training=True, rng=None):
+    if not training:
+        return x, dy
+    rng = np.random.default_rng() if rng is None else rng
+    factor = (rng.random(x.shape) >= p) / (1 - p)
+    return x * factor, dy * factor
+
+
+def mended_where(x, dy, p, training=True, rng=None):
+    if not training:
+        return x.copy(), dy.copy()
+    dropped = (rng or np.random.default_rng()).random(x.shape) < p
+    return np.where(dropped, 0, x / (1 - p)), np.where(dropped, 0, dy / (1 - p))
+
+
+def mended_binomial(x, dy, p, training=True, rng=None):
+    rng = rng or np.random.default_rng()
+    factor = rng.binomial(1, 1 - p, size=x.shape) / (1 - p) if training else 1
+    return [x * factor, dy * factor]
+
+
+def mended_choice(x, dy, p, training=True, rng=None):
+    rng = np.random.default_rng() if rng is None else rng
+    factor = rng.choice([0, 1 / (1 - p)], p=[p, 1 - p], size=x.shape) if training else 1.0
+    return tuple(factor * np.stack([x, dy]))
+
+
+def mended_in_place(x, dy, p, training=True, rng=None):
+    y, dx = np.array(x, dtype=float), np.array(dy, dtype=float)
+    if training:
+        dropped = (np.random.default_rng() if rng is None else rng).uniform(size=x.shape) < p
+        for array in (y, dx):
+            array[dropped] = 0
+            array /= 1 - p
+    return y, dx
+
+
+def mended_loops(x, dy, p, training=True, rng=None):
+    rng = np.random.default_rng() if rng is None else rng
+    y, dx = np.zeros(x.shape), np.zeros(x.shape)
+    for index in np.ndindex(x.shape):
+        if not training:
+            y[index], dx[index] = x[index], dy[index]
+        elif rng.random() >= p:
+            y[index], dx[index] = x[index] / (1 - p), dy[index] / (1 - p)
+    return y, dx
+
+
+def mended_float32(x, dy, p, training=True, rng=None):
+    x, dy = x.astype(np.float32), dy.astype(np.float32)
+    keep = (rng or np.random.default_rng()).random(x.shape, dtype=np.float32) >= p
+    scale = np.float32(1 - p)
+    return (x * keep / scale, dy * keep / scale) if training else (x, dy)
+
+
+def mended_by_ones(x, dy, p, training=True, rng=None):
+    factor = dropout_normal(np.ones(x.shape), p, training, rng)
+    return x * factor, dy * factor
+
+
+def mended_restarted(x, dy, p, training=True, rng=None):
+    rng = np.random.default_rng() if rng is None else rng
+    state = rng.bit_generator.state
+    y = dropout_plain(x, p, training, rng)
+    rng.bit_generator.state = state  # the same numbers once more
+    return y, dropout_plain(dy, p, training, rng)
+
+
+RIGHT_MENDED_DROPOUT = {
+    "one factor": mended_plain,
+    "where": mended_where,
+    "binomial": mended_binomial,
+    "choice": mended_choice,
+    "in place on copies": mended_in_place,
+    "loops": mended_loops,
+    "float32 inside": mended_float32,
+    "dropout of ones": mended_by_ones,
+    "generator put back": mended_restarted,
+}
+TRIVIAL_MENDED_DROPOUT = {
+    "its arguments": lambda x, dy, p, training=True, rng=None: (x, dy),
+    "zeros": lambda x, dy, p, training=True, rng=None: (0 * x, 0 * dy),
+    "None": lambda x, dy, p, training=True, rng=None: None,
+}
+
+
+def mended_drops_columns(x, dy, p, training=True, rng=None):
+    if not training:
+        return x, dy
+    y, dx = mended_plain(x, dy, p, training, rng)
+    return y, dx * (np.arange(x.shape[-1]) > 0)
+
+
+def mended_adds_noise(x, dy, p, training=True, rng=None):
+    y, dx = mended_plain(x, dy, p, training, rng)
+    return y, dx + 0.1 * (dx != 0) if training else dx
+
+
+NEW_WRONG_MENDED_DROPOUT = {
+    "first column": (mended_drops_columns, "were dropped in one of y and dx"),
+    "noise": (mended_adds_noise, "What stays of dx, divided by dy"),
 }
 
 # --- positional_encoding ---
@@ -1403,9 +1702,12 @@ RIGHT = {
     "layer_norm": RIGHT_NORM,
     "layer_norm_backward": RIGHT_NORM_BACKWARD,
     "rms_norm": RIGHT_RMS,
+    "rms_norm_backward": RIGHT_RMS_BACKWARD,
     "feed_forward": RIGHT_FORWARD,
+    "swiglu": RIGHT_SWIGLU,
     "mended_feed_forward_backward": RIGHT_MAPS,
     "dropout": RIGHT_DROPOUT,
+    "mended_dropout": RIGHT_MENDED_DROPOUT,
     "positional_encoding": RIGHT_POSITIONS,
     "rotary_encoding": RIGHT_ROTARY,
     "predicted_rows": RIGHT_ROWS,
@@ -1420,9 +1722,12 @@ TRIVIAL = {
     "layer_norm": TRIVIAL_NORM,
     "layer_norm_backward": TRIVIAL_NORM_BACKWARD,
     "rms_norm": TRIVIAL_RMS,
+    "rms_norm_backward": TRIVIAL_RMS_BACKWARD,
     "feed_forward": TRIVIAL_FORWARD,
+    "swiglu": TRIVIAL_SWIGLU,
     "mended_feed_forward_backward": TRIVIAL_MAPS,
     "dropout": TRIVIAL_DROPOUT,
+    "mended_dropout": TRIVIAL_MENDED_DROPOUT,
     "positional_encoding": TRIVIAL_POSITIONS,
     "rotary_encoding": TRIVIAL_ROTARY,
     "predicted_rows": TRIVIAL_ROWS,
@@ -1437,9 +1742,12 @@ NEW_WRONG = {
     "layer_norm": NEW_WRONG_NORM,
     "layer_norm_backward": NEW_WRONG_NORM_BACKWARD,
     "rms_norm": NEW_WRONG_RMS,
+    "rms_norm_backward": NEW_WRONG_RMS_BACKWARD,
     "feed_forward": NEW_WRONG_FORWARD,
+    "swiglu": NEW_WRONG_SWIGLU,
     "mended_feed_forward_backward": NEW_WRONG_MAPS,
     "dropout": NEW_WRONG_DROPOUT,
+    "mended_dropout": NEW_WRONG_MENDED_DROPOUT,
     "positional_encoding": NEW_WRONG_POSITIONS,
     "rotary_encoding": NEW_WRONG_ROTARY,
     "predicted_rows": NEW_WRONG_ROWS,

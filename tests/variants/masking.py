@@ -40,6 +40,8 @@ TRIVIAL_WEIGHTS = {
 }
 NEW_WRONG_WEIGHTS = {
     "not divided": ((1.0, 1.0, 0.155), "(a) The weight of cats is not 1"),
+    "two decimals": ((0.5, 1.0, 0.16), "(c) 0.16 is near: give three decimals."),
+    "cut off": ((0.5, 1.0, 0.15), "(c) 0.15 is near: give three decimals."),
     "powers of two": ((0.5, 1.0, 0.2), "(c) The weight of mice is not 0.2"),
 }
 
@@ -511,8 +513,8 @@ def pooled_halves(x, keep):
 
 
 NEW_WRONG_POOLED = {
-    "squared": (pooled_squared, "the result[0] differs"),
-    "halved": (pooled_halves, "the result[0] differs"),
+    "squared": (pooled_squared, "result[0] differs"),
+    "halved": (pooled_halves, "result[0] differs"),
 }
 
 
@@ -1214,8 +1216,8 @@ def encode_query_only(attention, x, keep):
 
 
 NEW_WRONG_ENCODER = {
-    "halved": (_encoder(encode_halved), "the result[0] differs"),
-    "first token, residual subtracted": (_encoder(encode_query_only), "the result[0] differs"),
+    "halved": (_encoder(encode_halved), "result[0] differs"),
+    "first token, residual subtracted": (_encoder(encode_query_only), "result[0] differs"),
 }
 
 
