@@ -20,6 +20,7 @@ MS_REC, MS_PRIVATE = 1 << 14, 1 << 18
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 CAPABILITY_VERSION_3 = 0x20080522
 
+SCRATCH = "/scratch"  # inside the outer wall
 GIB = 1 << 30
 MIB = 1 << 20
 MEMORY = 4 * GIB  # address space of a submission: PyTorch alone takes about 1 GiB of it
@@ -104,7 +105,7 @@ def separate(walled):
     Parameters
     ----------
     walled : bool
-        Whether the outer wall stands. Then the process gets an empty ``/tmp`` and ``/dev/shm``
+        Whether the outer wall stands. Then the process gets an empty `SCRATCH` and ``/dev/shm``
         of its own, limited in size, and no ``/proc``; else it is not known what lies where.
 
     Returns
@@ -136,7 +137,7 @@ def _private_folders():
         processors = file.read()
     mounted = (
         mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) == 0
-        and mount(b"tmpfs", b"/tmp", b"tmpfs", common, size) == 0
+        and mount(b"tmpfs", SCRATCH.encode(), b"tmpfs", common, size) == 0
         and mount(b"tmpfs", b"/dev/shm", b"tmpfs", common | MS_NOEXEC, size) == 0
         and mount(b"tmpfs", b"/proc", b"tmpfs", common, b"size=1m,mode=0755") == 0
     )

@@ -70,7 +70,8 @@ def attend(control, options, namespace, answers, isolation, wire):
     while (received := requests.next()) is not None:
         request, fds = received
         if request["op"] == "fork":
-            folder = tempfile.mkdtemp(prefix="answers-")
+            # inside the wall each child mounts its own
+            folder = None if options["walled"] else tempfile.mkdtemp(prefix="answers-")
             pid = isolation.fork(namespace)
             if pid == 0:
                 control.close()
@@ -90,14 +91,19 @@ def attend(control, options, namespace, answers, isolation, wire):
             reply = {}
         else:
             reply = end(request["pid"], request.get("patience", 0))
-            shutil.rmtree(scratch.pop(request["pid"], None), ignore_errors=True)
+            remove(scratch.pop(request["pid"], None))
         for fd in fds:
             os.close(fd)
         control.sendall(json.dumps(reply).encode() + b"\n")
     for pid, folder in scratch.items():  # the grader has gone
         end(pid, patience=0)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
     return None
+
+
+def remove(folder):
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def import_own_modules():
@@ -161,7 +167,7 @@ def isolate(isolation, options, folder):
         os.chdir(folder)
         return set()
     layers = isolation.separate(options["walled"])
-    os.chdir("/tmp" if "scratch" in layers else folder)
+    os.chdir(isolation.SCRATCH if "scratch" in layers else folder or "/")
     return layers | isolation.restrict()
 
 

@@ -1,7 +1,8 @@
 """The outer wall: a private root around the server, built by bubblewrap.
 
 Inside there are the interpreter, the installed libraries and the server's own few files, all
-read-only; an empty ``/tmp``; no home, no course, no network, no process of the outside.
+read-only; no home, no course, no network, no process of the outside. Each submission mounts a
+scratch folder of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")
 OWN = ("answers.py", "isolation.py", "server.py", "wire.py")
 HOME = Path("/grader/autograder")  # where the server's own files lie inside
+SCRATCH = "/scratch"  # where each submission mounts a folder of its own, see `isolation.py`
 
 
 def interpreter():
@@ -60,8 +62,14 @@ def walled(command, folders, hidden):
         for name in hidden:
             if os.path.isdir(package := os.path.join(folder, name)):
                 arguments += ["--tmpfs", package]
-    arguments += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"]
-    return [*arguments, "--chdir", "/tmp", *command]
+    arguments += ["--proc", "/proc", "--dev", "/dev", "--perms", "0755", "--dir", SCRATCH]
+    if not any(Path("/tmp") in Path(folder).parents for folder in seen):
+        arguments += ["--symlink", SCRATCH, "/tmp"]
+    for name in ("TMPDIR", "HOME"):
+        arguments += ["--setenv", name, SCRATCH]
+    # what bubblewrap made may belong to the user, and would be shared by all submissions
+    arguments += ["--remount-ro", "/dev", "--remount-ro", "/"]
+    return [*arguments, "--chdir", "/", *command]
 
 
 def _parents(folders):

@@ -349,7 +349,7 @@ SPIES = [
         "finds what an earlier submission left",
         spying(
             "return any(os.path.exists(os.path.join(d, 'left')) for d in "
-            "('.', '/tmp', '/dev/shm', os.path.expanduser('~')))"
+            "('.', '/', '/tmp', '/dev', '/dev/shm', '/grader', os.path.expanduser('~')))"
         ),
         "failed",
     ),
@@ -357,7 +357,7 @@ SPIES = [
         "spies",
         "leaves files for a later submission",
         body(
-            "for d in ('.', '/tmp', '/dev/shm', os.path.expanduser('~')):\n"
+            "for d in ('.', '/', '/tmp', '/dev', '/dev/shm', '/grader', os.path.expanduser('~')):\n"
             "    try: open(os.path.join(d, 'left'), 'w').write('x')\n    except OSError: pass"
         ),
         "passed",
@@ -380,7 +380,7 @@ SPIES = [
         "mounts and unmounts in a user namespace of its own",
         spying(
             "libc = ctypes.CDLL(None)\nlibc.unshare(0x10020000)\n"
-            "libc.umount2(b'/proc', 2)\nlibc.umount2(b'/tmp', 2)\n"
+            "libc.umount2(b'/proc', 2)\nlibc.umount2(b'/scratch', 2)\n"
             "return os.path.exists('/proc/self') or any(os.path.exists(p) for p in SECRETS)",
             "import ctypes\nSECRETS = {secrets}",
         ),

@@ -1,5 +1,7 @@
 """What a grade is: points, status and words for every state a notebook can be in."""
 
+import copy
+
 import nbformat
 import numpy as np
 import pytest
@@ -317,3 +319,81 @@ def test_answer_that_uses_a_wrong_one_is_told_so(graded):
     assert results["half"].feedback.startswith("This answer uses `double`, which is not right yet")
     results, _ = graded(half="def half(x):\n    return double(x) / 3")
     assert "This answer uses" not in results["half"].feedback
+
+
+def changed(path, change):
+    """Change a notebook that was handed in, as its author might."""
+    notebook = read(path)
+    change(notebook)
+    nbformat.write(notebook, path)
+    return path
+
+
+def edit_points(notebook):
+    for cell in notebook.cells:
+        if cell.metadata.get("nbgrader", {}).get("points"):
+            cell.metadata.nbgrader.points = 1000
+            cell.source = "assert True"
+
+
+def strip_metadata(notebook):
+    notebook.metadata.clear()
+    for cell in notebook.cells:
+        cell.metadata.clear()
+
+
+def rename_ids(notebook):
+    for cell in notebook.cells:
+        if cell.metadata.get("nbgrader"):
+            cell.metadata.nbgrader.grade_id += "-2"
+
+
+def double_an_answer(notebook):
+    notebook.cells.append(copy.deepcopy(notebook.cells[1]))
+    notebook.cells[-1].id = "again"
+
+
+def delete_checks_and_set_up(notebook):
+    notebook.cells = [
+        cell for cell in notebook.cells if not cell.metadata.get("nbgrader", {}).get("locked")
+    ]
+
+
+def nest_deeply(notebook):
+    nested = []
+    for _ in range(300):
+        nested = [nested]
+    notebook.metadata["deep"] = nested
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        edit_points,
+        strip_metadata,
+        rename_ids,
+        double_an_answer,
+        delete_checks_and_set_up,
+        nest_deeply,
+    ],
+)
+@pytest.mark.parametrize("wrong", [False, True])
+def test_changed_notebook_gets_what_its_answers_earn(course, server, hand_in, change, wrong):
+    answers = RIGHT | ({"half": "def half(x):\n    return x"} if wrong else {})
+    report = grade(changed(hand_in(**answers), change), course, server)
+    assert report.points == (1.5 if wrong else 3.5)
+    assert report.max_points == 3.5
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ndef half(x):\n    return torch.ops.aten.div(torch.tensor(x), 2).numpy()",
+        "import torch as t\nhalf = lambda x: getattr(t.ops, 'aten').div(t.tensor(x), 2).numpy()",
+        "from torch import ops as o\ndef half(x):\n    return o.aten.div(x, 2)",
+    ],
+)
+def test_ready_made_answer_of_torch_ops_is_forbidden(graded, course, source):
+    course.questions("01_numbers")[1].forbid = ("torch",)
+    results, _ = graded(half=source)
+    assert results["half"].status == "forbidden"

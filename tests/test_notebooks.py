@@ -37,6 +37,14 @@ def test_missing_file_says_why(tmp_path):
         read(tmp_path / "a.ipynb")
 
 
+def test_huge_file_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "a.ipynb"
+    with open(path, "wb") as file:
+        file.truncate(500_000_000)  # a sparse file: it takes no room
+    with pytest.raises(Unreadable, match=r"500,000,000 bytes; at most 50,000,000"):
+        read(path)
+
+
 def test_older_format_is_read(tmp_path):
     path = tmp_path / "a.ipynb"
     old = nbformat.v3.new_notebook(
