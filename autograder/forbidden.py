@@ -60,8 +60,8 @@ def names_reached(sources, name, given=()):
             continue
         seen.add(current)
         for node in definitions.get(current, []):
-            local = aliases | _imports(node)
-            for used in _names_used(node, local):
+            known = aliases | dict.fromkeys(_local_names(node), "?") | _imports(node)
+            for used in _names_used(node, known):
                 yield used
                 todo.append(used)
 
@@ -93,6 +93,21 @@ def _imports(tree):
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return found
+
+
+def _local_names(node):
+    """Return the parameters and variables of the functions in a piece of code."""
+    found = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.arg):
+            found.add(part.arg)
+        elif isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+            found |= {
+                inner.id
+                for inner in ast.walk(part)
+                if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+            }
     return found
 
 

@@ -161,6 +161,7 @@ def test_each_fault_of_the_broken_code_costs_its_own_check():
     assert failed_by("mended-layer-still-drops-in-eval") == {
         "the_mended_layer_drops_nothing_in_evaluation"
     }
+    assert failed_by("mended-layer-without-dropout") == {"the_mended_layer_still_drops_in_training"}
     assert failed_by("mended-layer-mask-still-inverted") == {
         "the_mended_layer_reads_what_the_mask_allows"
     }
@@ -192,11 +193,20 @@ def test_one_fault_in_a_newer_part_costs_one_check():
     assert failed_by("swiglu-flattens-the-positions") == {"the_gate_works_for_any_leading_axes"}
 
 
+def test_a_fault_in_the_chance_of_dropout_costs_one_check():
+    assert failed_by("dropout-drops-an-exact-number") == {
+        "each_number_is_dropped_with_probability_p_by_itself"
+    }
+    assert failed_by("dropout-seeds-the-generator-it-makes") == {
+        "chance_comes_from_the_generator_and_x_is_left_unchanged"
+    }
+
+
 def test_checks_of_dropout_hold_for_chance_of_another_make():
     def dropout(x, p, training=True, rng=None):
         rng = np.random.default_rng() if rng is None else rng
-        ranks = rng.permuted(np.arange(x.size)) if training else np.full(x.size, x.size)
-        stays = ranks.reshape(x.shape) >= round(p * x.size)
+        ages = rng.exponential(size=x.size) if training else np.full(x.size, np.inf)
+        stays = ages.reshape(x.shape) >= -np.log1p(-p)
         return x * stays / (1 - p if training else 1)
 
     for seed in range(20):

@@ -317,8 +317,15 @@ def test_answer_that_uses_a_wrong_one_is_told_so(graded):
         half="def helper(x):\n    return double(x)\ndef half(x):\n    return helper(x) / 4",
     )
     assert results["half"].feedback.startswith("This answer uses `double`, which is not right yet")
-    results, _ = graded(half="def half(x):\n    return double(x) / 3")
-    assert "This answer uses" not in results["half"].feedback
+    for innocent in (
+        "def half(x):\n    return double(x) / 3",  # `double` is right
+        "def half(x, double=2):\n    return x / double / 3",
+        "def half(x):\n    double = 6\n    return x / double",
+    ):
+        wrong = {} if "double(x)" in innocent else {"double": "def double(x):\n    return x"}
+        results, _ = graded(half=innocent, **wrong)
+        assert results["half"].status == "failed"
+        assert "This answer uses" not in results["half"].feedback
 
 
 def changed(path, change):

@@ -578,6 +578,18 @@ def normbackward_order_of_the_results(dy, x, gamma, eps=1e-5):
     return dx, dbeta, dgamma
 
 
+@mistake(
+    "layer_norm_backward",
+    believed="After its last use an argument may be overwritten.",
+    tell="Print dy before and after the call. Does `*=` make a new array?",
+    section=NORM_BACKWARD,
+)
+def normbackward_in_place(dy, x, gamma, eps=1e-5):
+    results = _norm_backward(dy, x, gamma, eps)
+    dy *= gamma
+    return results
+
+
 # --- rms_norm ---
 
 
@@ -929,6 +941,18 @@ def rmsbackward_eps_fixed(dy, x, gamma, eps=1e-5):
 )
 def rmsbackward_order_of_the_results(dy, x, gamma, eps=1e-5):
     return _rms_backward(dy, x, gamma, eps)[::-1]
+
+
+@mistake(
+    "rms_norm_backward",
+    believed="After its last use an argument may be overwritten.",
+    tell="Print dy before and after the call. Does `*=` make a new array?",
+    section=NORM_BACKWARD,
+)
+def rmsbackward_in_place(dy, x, gamma, eps=1e-5):
+    results = _rms_backward(dy, x, gamma, eps)
+    dy *= gamma
+    return results
 
 
 # --- feed_forward ---
@@ -1546,6 +1570,31 @@ def dropout_in_place(x, p, training=True, rng=None):
 )
 def dropout_needs_a_generator(x, p, training=True, rng=None):
     return x * (rng.random(x.shape) >= p) / (1 - p) if training else x
+
+
+@mistake(
+    "dropout",
+    believed="A share p of the numbers is dropped in each call.",
+    tell="How many numbers does your function drop in each of ten calls? Is it by chance?",
+    section=DROPOUT,
+)
+def dropout_drops_an_exact_number(x, p, training=True, rng=None):
+    if not training:
+        return x
+    rng = np.random.default_rng() if rng is None else rng
+    order = rng.permutation(x.size).reshape(x.shape)
+    return np.where(order < round(p * x.size), 0.0, x / (1 - p))
+
+
+@mistake(
+    "dropout",
+    believed="A generator needs a seed.",
+    tell="Call your function twice without rng. Are the same numbers dropped?",
+    section=DROPOUT,
+)
+def dropout_seeds_the_generator_it_makes(x, p, training=True, rng=None):
+    rng = np.random.default_rng(0) if rng is None else rng
+    return x * _keep(x, p, rng) / (1 - p) if training else x
 
 
 # --- mended_dropout ---
@@ -3184,9 +3233,19 @@ def mended_layer_still_drops_in_eval(d_model, num_heads, d_ff, dropout, norm_fir
 
 @mistake(
     "MendedEncoderLayer",
+    believed="Without dropout, evaluation is no longer random.",
+    tell="Does your layer still drop in training?",
+    section=WRONG,
+)
+def mended_layer_without_dropout(d_model, num_heads, d_ff, dropout, norm_first=False):
+    return _layer((d_model, num_heads, d_ff, 0.0, norm_first))
+
+
+@mistake(
+    "MendedEncoderLayer",
     believed="The mask is right, since it has the right shape.",
     tell="What does True mean in the mask of `nn.MultiheadAttention`, and what does it mean here?",
-    section=WRONG,
+    section=PARITY,
 )
 def mended_layer_mask_still_inverted(d_model, num_heads, d_ff, dropout, norm_first=False):
     return encoder_mask_inverted.answer(d_model, num_heads, d_ff, dropout, norm_first)
@@ -3196,7 +3255,7 @@ def mended_layer_mask_still_inverted(d_model, num_heads, d_ff, dropout, norm_fir
     "MendedEncoderLayer",
     believed="Without a mask nothing can go wrong with it.",
     tell="Where does the layer hand on the mask?",
-    section=WRONG,
+    section=PARITY,
 )
 def mended_layer_mask_dropped(d_model, num_heads, d_ff, dropout, norm_first=False):
     return encoder_mask_dropped.answer(d_model, num_heads, d_ff, dropout, norm_first)
@@ -3284,7 +3343,7 @@ def _stack(num_layers, options, **replaced):
     "Encoder",
     believed="A list of n times the same layer has n layers.",
     tell="How many parameters does your stack have for 1 layer, and how many for 3?",
-    section=PARITY,
+    section=TWIN,
 )
 def stack_repeats_one_layer(num_layers, d_model, num_heads, d_ff, dropout, norm_first=False):
     def make(self, num_layers, options):
@@ -3297,7 +3356,7 @@ def stack_repeats_one_layer(num_layers, d_model, num_heads, d_ff, dropout, norm_
     "Encoder",
     believed="A copy of a layer is a new layer.",
     tell="Print the first weights of each layer of a new stack.",
-    section=PARITY,
+    section=TWIN,
 )
 def stack_copies_one_layer(num_layers, d_model, num_heads, d_ff, dropout, norm_first=False):
     import copy
@@ -3313,7 +3372,7 @@ def stack_copies_one_layer(num_layers, d_model, num_heads, d_ff, dropout, norm_f
     "Encoder",
     believed="A module finds its parts in any list.",
     tell="How many parameters does your stack have? What kind of list registers modules?",
-    section=PARITY,
+    section=TWIN,
 )
 def stack_in_a_plain_list(num_layers, d_model, num_heads, d_ff, dropout, norm_first=False):
     stack = _stack(num_layers, (d_model, num_heads, d_ff, dropout, norm_first))
@@ -3327,7 +3386,7 @@ def stack_in_a_plain_list(num_layers, d_model, num_heads, d_ff, dropout, norm_fi
     "Encoder",
     believed="Masking the first layer is enough.",
     tell="Which layers of your stack get the mask? A later one can look into the future too.",
-    section=PARITY,
+    section=TWIN,
 )
 def stack_masks_the_first_layer(num_layers, d_model, num_heads, d_ff, dropout, norm_first=False):
     def forward(self, x, mask=None):
@@ -3342,7 +3401,7 @@ def stack_masks_the_first_layer(num_layers, d_model, num_heads, d_ff, dropout, n
     "Encoder",
     believed="The stack has no use for the mask.",
     tell="Where does your stack hand on the mask?",
-    section=PARITY,
+    section=TWIN,
 )
 def stack_drops_the_mask(num_layers, d_model, num_heads, d_ff, dropout, norm_first=False):
     def forward(self, x, mask=None):
@@ -3372,7 +3431,7 @@ def stack_with_a_final_norm(num_layers, d_model, num_heads, d_ff, dropout, norm_
     "Encoder",
     believed="Counting to n takes n + 1 layers.",
     tell="How many layers does your stack have when one is asked for?",
-    section=PARITY,
+    section=TWIN,
 )
 def stack_with_a_layer_too_many(num_layers, d_model, num_heads, d_ff, dropout, norm_first=False):
     return _stack(num_layers + 1, (d_model, num_heads, d_ff, dropout, norm_first))
@@ -3402,7 +3461,7 @@ def stack_drops_dropout(num_layers, d_model, num_heads, d_ff, dropout, norm_firs
     "Encoder",
     believed="Every layer reads the input.",
     tell="What does your second layer get?",
-    section=PARITY,
+    section=TWIN,
 )
 def stack_whose_layers_all_read_x(num_layers, d_model, num_heads, d_ff, dropout, norm_first=False):
     def forward(self, x, mask=None):
@@ -3430,7 +3489,7 @@ def stack_adds_its_input(num_layers, d_model, num_heads, d_ff, dropout, norm_fir
     "Encoder",
     believed="The last layer of the list comes first.",
     tell="In which order does x pass your layers?",
-    section=PARITY,
+    section=TWIN,
 )
 def stack_backwards(num_layers, d_model, num_heads, d_ff, dropout, norm_first=False):
     def forward(self, x, mask=None):
@@ -3445,7 +3504,7 @@ def stack_backwards(num_layers, d_model, num_heads, d_ff, dropout, norm_first=Fa
     "Encoder",
     believed="All outputs are of interest.",
     tell="What type does your output have? One tensor is asked for.",
-    section=PARITY,
+    section=TWIN,
 )
 def stack_returns_every_output(num_layers, d_model, num_heads, d_ff, dropout, norm_first=False):
     def forward(self, x, mask=None):

@@ -10,13 +10,22 @@ from torch import nn
 
 # --- predictions ---
 
-RIGHT_PARAMETERS = {"the numbers": (440, 640, 40)}
+RIGHT_PARAMETERS = {
+    "the numbers": (440, 640, 40),
+    "an array": np.array([440, 640, 40]),
+    "numbers of NumPy": tuple(np.array([440, 640, 40])),
+    "floats": [440.0, 640.0, 40.0],
+}
 TRIVIAL_PARAMETERS = {"zeros": (0, 0, 0), "one number": 1120, "words": ("a", "b", "c")}
 NEW_WRONG_PARAMETERS = {
     "all matrices as wide as the hidden layer": ((1240, 640, 40), "(a) 1240 is not the number")
 }
 
-RIGHT_ROWS = {"pairs": ((1, 2), (3, 5))}
+RIGHT_ROWS = {
+    "pairs": ((1, 2), (3, 5)),
+    "an array": np.array([[1, 2], [3, 5]]),
+    "arrays": (np.array([1, 2]), np.array([3.0, 5.0])),
+}
 TRIVIAL_ROWS = {
     "zeros": ((0, 0), (0, 0)),
     "two numbers": (1, 2),
@@ -801,7 +810,22 @@ def dropout_noise(x, p, training=True, rng=None):
     return y + 0.1 * (y != 0) if training else y
 
 
+def dropout_of_a_chosen_half(x, p, training=True, rng=None):
+    if not training:
+        return x
+    rng = rng or np.random.default_rng()
+    y = x.ravel() / (1 - p)
+    y[rng.choice(x.size, round(p * x.size), replace=False)] = 0
+    return y.reshape(x.shape)
+
+
+def dropout_seed_of_the_size(x, p, training=True, rng=None):
+    return dropout_plain(x, p, training, rng or np.random.default_rng(x.size))
+
+
 NEW_WRONG_DROPOUT = {
+    "an exact number": (dropout_of_a_chosen_half, "12 times, with p = 0.5"),
+    "a seed that depends on x": (dropout_seed_of_the_size, "Two calls without rng"),
     "one half always": (dropout_half_always, "With p = 0.2 a share of"),
     "noise": (dropout_noise, "What stays, divided by x"),
 }
@@ -1574,7 +1598,31 @@ NEW_WRONG_LAYER_MODULE = {
     "detached": (LayerWithoutGradient, "gradient"),
     "GELU": (LayerGelu, "The output"),
 }
+
+
+class LayerWithoutDropoutAfterAttention(LayerFunctional):
+    def forward(self, x, mask=None):
+        if self.norm_first:
+            x = x + self.attend(self.norm1(x), mask)
+            return x + self.think(self.norm2(x))
+        x = self.norm1(x + self.attend(x, mask))
+        return self.norm2(x + self.think(x))
+
+
+class LayerDropsHalf(LayerFunctional):
+    def drop(self, x):
+        return F.dropout(x, training=self.training)
+
+
+class LayerAlwaysDropsALittle(LayerFunctional):
+    def drop(self, x):
+        return F.dropout(x, 0.1)
+
+
 NEW_WRONG_MENDED_MODULE = {
+    "no dropout after attention": (LayerWithoutDropoutAfterAttention, "In training mode"),
+    "a half always": (LayerDropsHalf, "In training mode"),
+    "a tenth in evaluation too": (LayerAlwaysDropsALittle, "The output"),
     "twice": (LayerTwice, "The output"),
     "GELU": (LayerGelu, "The output"),
 }
