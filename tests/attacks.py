@@ -141,8 +141,8 @@ RESOURCES = [
     ),
     Attack(
         "resources",
-        "prints half a million lines",
-        body("for _ in range(500_000): print('x')"),
+        "prints two million lines",
+        body("for _ in range(2_000_000): print('x')"),
         "passed",
         "what is printed is thrown away",
     ),
