@@ -84,7 +84,7 @@ class Grading:
             found = found or grade_question(
                 question, self.learner, self.seed, self.course.mistakes(self.stem)
             )
-            if found.status in ("partial", "failed", "error"):
+            if found.checks and found.status not in ("passed", "not_attempted"):
                 found.feedback = self._inherited(question) + found.feedback
             self.results[question.id] = found
         return self.results[question.id]

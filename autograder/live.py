@@ -30,7 +30,7 @@ def check(name=None):
     ValueError
         If the course has no such question.
     """
-    namespace = _namespace(sys._getframe(1))
+    namespace = sys._getframe(1).f_globals  # the notebook's, also where a function calls
     course = Course.find()
     stem, questions = _find(course, name, namespace)
     learner = LiveLearner(namespace)
@@ -43,11 +43,6 @@ def check(name=None):
     report = Report(stem, "this notebook", SEED, {"time": False}, results)
     _show(report)
     return Shown(report)
-
-
-def _namespace(frame):
-    """Return the names of the notebook that calls: also when it calls inside a function."""
-    return frame.f_globals
 
 
 def _find(course, name, namespace):

@@ -311,11 +311,18 @@ def test_answer_that_calls_an_unwritten_one_says_so(graded):
     assert "calls `double`, which is still to be written" in results["half"].feedback
 
 
-def test_answer_that_uses_a_wrong_one_is_told_so(graded):
+def test_answer_that_uses_a_wrong_one_is_told_so(graded, course):
+    course.questions("01_numbers")[1].seconds = 0.5
     results, _ = graded(
         double="def double(x):\n    return x + 1",
         half="def helper(x):\n    return double(x)\ndef half(x):\n    return helper(x) / 4",
     )
+    assert results["half"].feedback.startswith("This answer uses `double`, which is not right yet")
+    results, _ = graded(
+        double="def double(x):\n    while True: pass",
+        half="def half(x):\n    return double(x) / 4",
+    )
+    assert results["half"].status == "timeout"
     assert results["half"].feedback.startswith("This answer uses `double`, which is not right yet")
     for innocent in (
         "def half(x):\n    return double(x) / 3",  # `double` is right
