@@ -83,6 +83,37 @@ class Answers:
         except BaseException as error:
             return {"error": describe(error)}
 
+    def measure(self, target, args, kwargs):
+        """Call as `call` does, and measure the memory that the call takes.
+
+        It counts what Python and NumPy allocate (`tracemalloc`), not what PyTorch does.
+
+        Returns
+        -------
+        dict
+            ``value``: a dict of ``result`` and ``peak_bytes``, the most that was allocated at
+            one time beyond what was there before the call.
+        """
+        import tracemalloc
+
+        already = tracemalloc.is_tracing()
+        try:
+            function = self._find(target)
+            args = [self._resolve(arg) for arg in args]
+            kwargs = {key: self._resolve(arg) for key, arg in kwargs.items()}
+            tracemalloc.start()
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            result = function(*args, **kwargs)
+            _, peak = tracemalloc.get_traced_memory()
+            found = {"result": result, "peak_bytes": peak - before}
+            return {"value": wire.copy(found, self.keep)}
+        except BaseException as error:
+            return {"error": describe(error)}
+        finally:
+            if not already:
+                tracemalloc.stop()
+
     def value(self, name):
         """Look at a name, or at an attribute of an object that stayed here: ``[handle, name]``."""
         try:

@@ -47,7 +47,7 @@ class Operation:
 
     Attributes
     ----------
-    name : {"call", "value", "step"}
+    name : {"call", "measure", "value", "step"}
         A method of `answers.Answers`.
     arguments : tuple
     outcome : dict
@@ -106,6 +106,23 @@ class Learner:
         """
         return {"arguments": [], **_or_raise(self.operate("call", name, list(args), kwargs))}
 
+    def measure(self, name, *args, **kwargs):
+        """Call as `call` does and measure the peak of the memory that NumPy and Python allocate.
+
+        The count is made where the learner's code runs, and code that sets out to can falsify
+        it: forbid ``tracemalloc`` in a question that asks for memory.
+
+        Returns
+        -------
+        value : object
+        peak_bytes : int
+            The most that was allocated at one time beyond what was there before the call.
+        """
+        outcome = _or_raise(self.operate("measure", name, list(args), kwargs))
+        if (measured := measured_in(outcome)) is None:
+            raise LearnerError({"kind": "crashed", "message": "it sent no measurement"})
+        return measured
+
     def method(self, handle, name, *args, **kwargs):
         """Call a method of an object that stayed with the learner's code."""
         return _or_raise(self.operate("call", [handle, name], list(args), kwargs))["value"]
@@ -150,6 +167,14 @@ class Learner:
 
     def _ask(self, name, *arguments):
         raise NotImplementedError
+
+
+def measured_in(outcome):
+    """Return the result and the peak in the outcome of `Learner.measure`, None if it has none."""
+    found = outcome.get("value")
+    if isinstance(found, dict) and found.keys() == {"result", "peak_bytes"}:
+        return (found["result"], peak) if type(peak := found["peak_bytes"]) is int else None
+    return None
 
 
 def _or_raise(outcome):

@@ -227,7 +227,7 @@ class Child:
 
         Parameters
         ----------
-        operation : {"run", "call", "value", "step"}
+        operation : {"run", "call", "measure", "value", "step"}
         arguments : sequence
             Of the method of `answers.Answers` with that name.
         seconds : float

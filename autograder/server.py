@@ -180,7 +180,9 @@ def serve(sock, layers, seed, answers, wire):
     main_module.get_ipython = Shell
     make_repeatable(seed)
     learner = answers.Answers(vars(main_module))
-    operations = {name: getattr(learner, name) for name in ("run", "call", "value", "step")}
+    operations = {
+        name: getattr(learner, name) for name in ("run", "call", "measure", "value", "step")
+    }
     operations["layers"] = lambda: {"value": sorted(layers)}
 
     def read(size):
