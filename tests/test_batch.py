@@ -244,6 +244,7 @@ def test_exit_status_and_files(a_class, course, tmp_path):
 
 def test_gradescope_zip_grades_as_gradescope_runs_it(hand_in, tmp_path):
     """The zip of this course, unpacked and run where Gradescope would."""
+    pytest.importorskip("torch")  # for the solutions of chapter 2
     root = Path(__file__).parents[1]
     archive = tmp_path / "autograder.zip"
     command = [sys.executable, "-m", "autograder", "--course", str(root)]

@@ -81,6 +81,8 @@ def fill(source, outside):
 def test_attack_gets_its_grade_and_the_others_theirs(
     attack, strict, course, hand_in, outside, monkeypatch
 ):
+    if "import torch" in attack.source:
+        pytest.importorskip("torch")
     monkeypatch.setattr(sandbox, "CELL_SECONDS", 2.0)
     course.questions("01_numbers")[1].seconds = 1.0 if attack.group == "time" else 30.0
     source = fill(attack.source, outside)

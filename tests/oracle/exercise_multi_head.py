@@ -1,4 +1,4 @@
-"""What exercise 3 asks for, plainly right, in float64: one sample and one head at a time.
+"""What exercise 3 asks for, plainly right, in float64: one sequence and one head at a time.
 
 `test_exercises_multi_head.py` proves these against PyTorch.
 """
@@ -29,7 +29,7 @@ def merge_heads(x):
 
 
 def _attend(Q, K, V, allowed):
-    """Attention of one head in one sample: the softmax runs over the allowed keys alone."""
+    """Attention of one head in one sequence: the softmax runs over the allowed keys alone."""
     weights = np.zeros((len(Q), len(K)))
     for i, query in enumerate(Q):
         js = np.flatnonzero(allowed[i])
