@@ -147,8 +147,8 @@ class Server:
         Returns
         -------
         set of str
-            Of ``"memory"``, ``"network"``, ``"processes"`` and ``"scratch"`` (the outer wall,
-            and a folder of its own inside).
+            Of ``"landlock"`` (other files cannot be opened), ``"memory"``, ``"network"``,
+            ``"processes"`` and ``"scratch"`` (the outer wall, and a folder of its own inside).
         """
         if self._layers is None:
             child = self.fork(0)

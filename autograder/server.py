@@ -38,7 +38,7 @@ def main():
     # Library folders come from the grader: without the `site` module no .pth file is read and
     # no editable install (this course's answer key is one) can be imported.
     sys.path[:] = [path for path in sys.path if path] + options["paths"]
-    answers, isolation, wire = import_own_modules()
+    answers, isolation, landlock, wire = import_own_modules()
     namespace = None
     if options["isolated"]:
         if options["walled"]:
@@ -53,11 +53,11 @@ def main():
     gc.freeze()  # children share these objects: leave their pages untouched
     control.sendall(b'{"ready": true}\n')
     while control is not None:  # once, and once more in each copy
-        control = attend(control, options, namespace, answers, isolation, wire)
+        control = attend(control, options, namespace, answers, isolation, landlock, wire)
     os._exit(0)  # Python's own ending would write to, and so copy, all the memory that is shared
 
 
-def attend(control, options, namespace, answers, isolation, wire):
+def attend(control, options, namespace, answers, isolation, landlock, wire):
     """Do what the grader asks until it hangs up.
 
     Returns
@@ -77,7 +77,7 @@ def attend(control, options, namespace, answers, isolation, wire):
                 control.close()
                 sock = socket.socket(fileno=fds[0])
                 os.setsid()
-                layers = isolate(isolation, options, folder)
+                layers = isolate(isolation, landlock, options, folder)
                 if namespace is not None:
                     layers.add("processes")
                 serve(sock, layers, request["seed"], answers, wire)
@@ -111,7 +111,8 @@ def import_own_modules():
     package = types.ModuleType("autograder")
     package.__path__ = [str(Path(__file__).parent)]
     sys.modules["autograder"] = package
-    own = [importlib.import_module(f"autograder.{n}") for n in ("answers", "isolation", "wire")]
+    names = ("answers", "isolation", "landlock", "wire")
+    own = [importlib.import_module(f"autograder.{name}") for name in names]
     for name in [name for name in sys.modules if name.startswith("autograder.")]:
         del sys.modules[name]
     stub = types.ModuleType("autograder", "Grading happens elsewhere: `check` does nothing here.")
@@ -161,14 +162,22 @@ def end(pid, patience):
     return {"signal": signal.Signals(-code).name} if code < 0 else {"exit": code}
 
 
-def isolate(isolation, options, folder):
+def isolate(isolation, landlock, options, folder):
     """Build the walls of a child. Returns the layers that stand."""
     if not options["isolated"]:
         os.chdir(folder)
         return set()
     layers = isolation.separate(options["walled"])
-    os.chdir(isolation.SCRATCH if "scratch" in layers else folder or "/")
-    return layers | isolation.restrict()
+    own = [isolation.SCRATCH, "/dev/shm"] if "scratch" in layers else [folder] if folder else []
+    os.chdir(own[0] if own else "/")
+    if folder is not None:
+        os.environ |= {"TMPDIR": folder, "HOME": folder}
+        tempfile.tempdir = None  # to be looked up again
+    layers |= isolation.restrict()
+    libraries = (sys.base_prefix, sys.base_exec_prefix, *options["paths"])
+    if landlock.close_files([*landlock.SYSTEM, *libraries], [*landlock.DEVICES, *own]):
+        layers.add("landlock")
+    return layers
 
 
 def serve(sock, layers, seed, answers, wire):

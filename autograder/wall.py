@@ -16,7 +16,7 @@ from pathlib import Path
 
 # what an interpreter and its libraries may need of the system
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")
-OWN = ("answers.py", "isolation.py", "server.py", "wire.py")
+OWN = ("answers.py", "isolation.py", "landlock.py", "server.py", "wire.py")
 HOME = Path("/grader/autograder")  # where the server's own files lie inside
 SCRATCH = "/scratch"  # where each submission mounts a folder of its own, see `isolation.py`
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from autograder import sandbox, wall
+from autograder import landlock, sandbox, wall
 from autograder.__main__ import main
 from autograder.batch import Task, grade_class, grade_task
 from autograder.grade import grade
@@ -113,6 +113,24 @@ def test_controls_the_spies_can_see_where_there_is_no_wall(course, server, hand_
             continue  # these would do harm
         path = hand_in("b.ipynb", **RIGHT | {"half": fill(attack.source, outside)})
         assert grade(path, course, server).questions[1].status == "passed", attack.name
+
+
+def test_without_bubblewrap_files_stay_closed(course, hand_in, outside, monkeypatch):
+    """Landlock stands alone where nothing can be installed: what exists is seen, not opened."""
+    if not landlock.version():
+        pytest.skip("the kernel has no Landlock")
+    kept_out = ("reads solutions", "reads /proc", "writes over grader")
+    attacks = [attack for attack in ATTACKS if attack.name.startswith(kept_out)]
+    assert len(attacks) == len(kept_out)
+    monkeypatch.setattr(wall, "why_not", lambda: "a private root: bubblewrap is not installed")
+    with Server(["answers_of_this_course"], isolated=True) as server:
+        assert "landlock" in server.layers()
+        assert "scratch" not in server.layers()
+        for attack in attacks:
+            path = hand_in("b.ipynb", **RIGHT | {"half": fill(attack.source, outside)})
+            report = grade_task(Task("b", path.stem, path, 0), course, server)
+            assert report.questions[1].status == attack.status, attack.name
+            assert not report.isolation["files"]
 
 
 def test_page_shows_every_attack():
