@@ -244,3 +244,95 @@ def warmup_cosine(step, steps, warmup=0):
     if step < warmup:
         return (step + 1) / warmup
     return (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2
+
+
+# --- targets that do not count, and gradients that are too large -----------------------------
+
+IGNORED = -100  # the target that PyTorch's losses leave out by default
+
+
+def lm_loss(logits, targets, pad_id=None):
+    """Return the mean cross-entropy over the targets that count, and its gradient.
+
+    Parameters
+    ----------
+    logits : array_like, shape (..., V)
+        Scores of the V classes, before the softmax.
+    targets : array_like of int, shape (...)
+        The right class of each position. Targets of -100 do not count.
+    pad_id : int, optional
+        Targets of this class do not count either.
+
+    Returns
+    -------
+    loss : float
+        0 where no target counts.
+    dlogits : ndarray, shape (..., V)
+        0 in the rows that do not count.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit together or a target that counts is no class.
+    """
+    logits, targets = as_floating("logits", logits), np.asarray(targets)
+    if logits.ndim < 1 or targets.shape != logits.shape[:-1]:
+        raise ValueError(
+            "logits, targets: expected shapes (..., V) and (...), "
+            f"got {logits.shape} and {targets.shape}"
+        )
+    counts = targets != IGNORED
+    if pad_id is not None:
+        counts &= targets != pad_id
+    dlogits = np.zeros_like(logits)
+    if not counts.any():
+        return 0.0, dlogits
+    loss, dlogits[counts] = cross_entropy(logits[counts], targets[counts])
+    return loss, dlogits
+
+
+def next_token_loss(logits, tokens):
+    """Return the loss of predicting each token from those before it, and its gradient.
+
+    Parameters
+    ----------
+    logits : array_like, shape (..., L, V)
+        Position t scores the token at t + 1; the last has nothing to predict.
+    tokens : array_like of int, shape (..., L)
+        A token of -100 is no target.
+
+    Returns
+    -------
+    loss : float
+    dlogits : ndarray, shape (..., L, V)
+        0 at the last position.
+    """
+    logits, tokens = as_floating("logits", logits), np.asarray(tokens)
+    if logits.ndim < 2:
+        raise ValueError(f"logits: expected shape (..., L, V), got {logits.shape}")
+    dlogits = np.zeros_like(logits)
+    loss, dlogits[..., :-1, :] = lm_loss(logits[..., :-1, :], tokens[..., 1:])
+    return loss, dlogits
+
+
+def clip_gradients(gradients, max_norm):
+    """Scale all gradients together down to a norm, if theirs is larger.
+
+    Pascanu et al. (2013), "On the difficulty of training recurrent neural
+    networks".
+
+    Parameters
+    ----------
+    gradients : dict of str to ndarray
+    max_norm : float
+
+    Returns
+    -------
+    gradients : dict of str to ndarray
+        New arrays.
+    norm : float
+        Of all gradients together, before.
+    """
+    norm = math.sqrt(sum(float((g**2).sum()) for g in gradients.values()))
+    factor = min(1.0, max_norm / norm) if norm > 0 else 1.0
+    return {name: g * factor for name, g in gradients.items()}, norm
