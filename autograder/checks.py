@@ -180,11 +180,13 @@ def expect_close(got, want, what, *, rtol=1e-4, atol=1e-6, note=""):
         return
     if want.ndim == 0:
         raise Failed(_join(f"{what} is {_show(got)}; expected {_show(want)}.", note))
-    row = tuple(int(i) for i in np.argwhere(wrong)[0][:-1])
+    not_finite = wrong & ~np.isfinite(got)
+    shown = not_finite if not_finite.any() else wrong
+    row = tuple(int(i) for i in np.argwhere(shown)[0][:-1])
     place = f"{what}[{', '.join(map(str, row))}]" if row else what
     bad = int(wrong.reshape(-1, wrong.shape[-1]).any(axis=-1).sum()) if row else 1
     rows = wrong.size // wrong.shape[-1]
-    kind = "is not finite" if not np.isfinite(got[wrong]).all() else "differs"
+    kind = "is not finite" if not_finite.any() else "differs"
     many = f" ({bad} of {rows} rows are wrong.)" if rows > 1 else ""
     raise Failed(
         _join(f"{place} {kind}: got {_show(got[row])}, expected {_show(want[row])}.{many}", note)
@@ -216,6 +218,41 @@ def expect_tuple(got, names):
     if len(got) != len(names):
         raise Failed(f"The function returned {len(got)} items; expected {wanted}.")
     return tuple(got)
+
+
+def expect_numbers(got, parts):
+    """Check that a prediction has one number for each of its parts, and return them.
+
+    Parameters
+    ----------
+    got : object
+        A tuple, list, array or tensor.
+    parts : sequence of str
+        What to call each of them: ``"abc"``.
+
+    Returns
+    -------
+    list of (int or float)
+
+    Raises
+    ------
+    Failed
+    """
+    got = plain(got)
+    if not isinstance(got, list) or len(got) != len(parts):
+        wanted = ", ".join(f"({part})" for part in parts)
+        raise Failed(f"Write {len(parts)} numbers, {wanted}; got {got!r}.")
+    for part, number in zip(parts, got, strict=True):
+        if not isinstance(number, int | float) or isinstance(number, bool):
+            raise Failed(f"Write a number for each part; ({part}) is {number!r}.")
+    return got
+
+
+def plain(value):
+    """Turn arrays, tensors and tuples, also inside of others, into lists and numbers."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def expect_unchanged(arguments, originals, names):

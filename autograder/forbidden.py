@@ -66,6 +66,25 @@ def names_reached(sources, name, given=()):
                 todo.append(used)
 
 
+def latest_definitions(cells):
+    """Keep of cells that ran one after another what each name was bound to last.
+
+    Parameters
+    ----------
+    cells : sequence of str
+        As Python, in the order in which they ran.
+
+    Returns
+    -------
+    list of str
+        The statements that count, without those that a later one replaced.
+    """
+    latest = {
+        bound: node for tree in _parsed(cells) for node in tree.body for bound in _bound_by(node)
+    }
+    return [ast.unparse(node) for node in dict.fromkeys(latest.values())]
+
+
 def _parsed(sources):
     for source in sources:
         try:

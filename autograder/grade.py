@@ -124,12 +124,8 @@ class Grading:
             return not_attempted(question)
         sources = [source for _, source in learners]
         given = [source for _, source, cell in self.cells if is_locked(cell)]
-        if used := find_forbidden(sources, question.id, question.forbid, given):
-            return ungraded(
-                question,
-                "forbidden",
-                f"The answer uses {used}. Write it without: that is the exercise.",
-            )
+        if found := refuse_ready_made(question, sources, given):
+            return found
         try:
             self.learner.value(question.id)
         except LearnerError as error:
@@ -149,6 +145,24 @@ class Grading:
                 f"No cell defines `{question.id}`. Was its cell deleted or renamed?",
             )
         return None
+
+
+def refuse_ready_made(question, sources, given):
+    """Return the result of an answer that uses what the question forbids, else None.
+
+    Parameters
+    ----------
+    question : Question
+    sources, given
+        See `forbidden.find_forbidden`.
+
+    Returns
+    -------
+    QuestionResult or None
+    """
+    used = find_forbidden(sources, question.id, question.forbid, given)
+    told = f"The answer uses {used}. Write it without: that is the exercise."
+    return ungraded(question, "forbidden", told) if used else None
 
 
 def grade_question(question, learner, seed, mistakes=()):

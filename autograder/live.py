@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 
 from .course import Course
-from .grade import grade_question, ungraded
+from .forbidden import latest_definitions
+from .grade import grade_question, refuse_ready_made, ungraded
 from .learner import LiveLearner
+from .notebooks import code_cells, is_locked
 from .report import Report, as_html
 
 SEED = 0  # the same inputs at every call, so that a mended answer meets what it failed
@@ -33,16 +35,36 @@ def check(name=None):
     namespace = sys._getframe(1).f_globals  # the notebook's, also where a function calls
     course = Course.find()
     stem, questions = _find(course, name, namespace)
-    learner = LiveLearner(namespace)
-    results = [
-        grade_question(question, learner, SEED, course.mistakes(stem))
-        if question.id in namespace
-        else ungraded(question, "missing", f"`{question.id}` is not defined: run its cell first.")
-        for question in questions
-    ]
+    learner, sources = LiveLearner(namespace), _sources(course.pristine(stem))
+    results = []
+    for question in questions:
+        if question.id not in namespace:
+            told = f"`{question.id}` is not defined: run its cell first."
+            result = ungraded(question, "missing", told)
+        else:
+            result = refuse_ready_made(question, *sources)
+            result = result or grade_question(question, learner, SEED, course.mistakes(stem))
+        results.append(result)
     report = Report(stem, "this notebook", SEED, {"time": False}, results)
     _show(report)
     return Shown(report)
+
+
+def _sources(pristine):
+    """Return what this kernel has run, as it counts now, and the cells that were given.
+
+    Outside of IPython nothing is known of what has run.
+    """
+    given = [source for _, source, cell in code_cells(pristine) if is_locked(cell)]
+    ipython = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    if shell is None:
+        return [], given
+    known = {source.strip() for source in given}
+    ran = [
+        source for source in shell.history_manager.input_hist_parsed if source.strip() not in known
+    ]
+    return latest_definitions(ran), given
 
 
 def _find(course, name, namespace):

@@ -8,6 +8,7 @@ import nbformat
 import pytest
 
 from autograder.course import Course, module_name
+from autograder.forbidden import find_forbidden
 from autograder.grade import grade, grade_question, run_check
 from autograder.learner import LiveLearner
 from autograder.notebooks import as_text
@@ -133,6 +134,16 @@ def test_new_mistakes_lose_points_and_are_told_why(name, case):
         result = grade_question(question, LiveLearner({name: answer}), seed, MISTAKES)
         assert result.points < question.max_points
         assert words in next(check.message for check in result.checks if not check.passed)
+
+
+@each_question
+def test_the_answer_key_is_forbidden_and_a_helper_of_its_name_is_not(name):
+    forbid = QUESTIONS[name].forbid
+    helper = f"def attention(x):\n    return x\n\ndef {name}(x):\n    return attention(x)\n"
+    assert find_forbidden([helper], name, forbid) is None
+    if forbid:
+        key = "from attention.in_numpy.single_head import softmax as attention\n"
+        assert find_forbidden([key + helper.partition("\n\n")[2]], name, forbid)
 
 
 @each_notebook

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 
 import autograder
 
@@ -80,3 +82,21 @@ def test_unwritten_answer(check, capsys):
 
     report = check("double", double=double)
     assert report.questions[0].status == "not_attempted"
+
+
+def test_ready_made_answers_are_refused_in_a_notebook_too(course):
+    """What counts is what each name stands for now, not what has been tried before."""
+    look = "found = check('double')\nprint('->', found.questions[0].status)"
+    cells = [
+        "from autograder import check",
+        "%time\ndef helper(x):\n    return x.dot(2)\ndef double(x):\n    return helper(x)",
+        look,
+        "def helper(x):\n    return x + x",
+        look,
+        f"from math import prod as double\n{look}",
+    ]
+    notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells])
+    NotebookClient(notebook, resources={"metadata": {"path": course.root}}).execute()
+    printed = [o.text for cell in notebook.cells for o in cell.outputs if "text" in o]
+    said = [text.split()[-1] for text in printed if text.startswith("->")]
+    assert said == ["forbidden", "passed", "forbidden"]

@@ -13,14 +13,17 @@ from autograder.checks import (
     expect,
     expect_array,
     expect_close,
+    expect_numbers,
     expect_tuple,
     expect_unchanged,
+    plain,
 )
 from autograder.learner import LearnerError
 from autograder.wire import Handle
 
 from ..oracle import encoder_layer as oracle
 from ..oracle import exercise_encoder_layer as more
+from . import LIBRARY
 
 NORM = "Layer norm"
 WHICH = "Which numbers are averaged"
@@ -36,8 +39,6 @@ TWIN = "The torch twin"
 COSTS = "What it costs"
 WRONG = "How it goes wrong"
 
-# not "attention" itself: many call a variable so
-LIBRARY = ("attention.in_numpy", "attention.in_torch", "attention.pretrained")
 READY_MADE = (*LIBRARY, "jax", "scipy", "sklearn", "tensorflow", "torch")
 READY_MADE_IN_TORCH = (
     *(name for name in READY_MADE if name != "torch"),
@@ -56,31 +57,9 @@ ALMOST_ONE = 1 - 1e-7  # a probability of dropout that leaves nothing, and is no
 predicted_parameters = Question("predicted_parameters", section=COSTS)
 
 
-def _plain(value):
-    """Turn arrays, also inside of tuples, into lists and numbers."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _predicted(learner, name, parts):
-    got = _plain(learner.value(name))
-    fine = isinstance(got, list | tuple) and len(got) == len(parts)
-    expect(fine, f"Write one entry for each of {', '.join(parts)}; got {got!r}.")
-    return got
-
-
-def _predicted_numbers(learner, name, parts):
-    got = _predicted(learner, name, parts)
-    for part, number in zip(parts, got, strict=True):
-        fine = isinstance(number, int | float) and not isinstance(number, bool)
-        expect(fine, f"Write a number for each part; {part} is {number!r}.")
-    return got
-
-
 def _compare_count(learner, place, hint):
     parts = ("attention", "feed-forward network", "norms")
-    got = _predicted_numbers(learner, "predicted_parameters", parts)[place]
+    got = expect_numbers(learner.value("predicted_parameters"), "abc")[place]
     right = more.layer_parameters(d_model=10, num_heads=2, d_ff=30)[place]
     part = f"({'abc'[place]}) {got:g} is not the number of the {parts[place]}."
     expect(got == right, f"{part} {hint}")
@@ -786,10 +765,9 @@ predicted_rows = Question("predicted_rows", section=WHERE)
 
 
 def _compare_row(learner, place, norm_first, hint):
-    got = _predicted(learner, "predicted_rows", ("post-norm", "pre-norm"))[place]
-    fine = isinstance(got, list | tuple) and len(got) == 2
-    fine = fine and all(isinstance(n, int | float) and not isinstance(n, bool) for n in got)
-    expect(fine, f"Write a pair for each layer, (mean, standard deviation); got {got!r}.")
+    rows = plain(learner.value("predicted_rows"))
+    row = expect_tuple(rows, ("post-norm", "pre-norm"))[place]
+    got = expect_numbers(row, ("mean", "standard deviation"))
     right = more.silent_layer_rows(3.0, 5.0, gamma=2.0, beta=1.0, norm_first=norm_first)
     expect(
         np.allclose(got, right, atol=0.01),

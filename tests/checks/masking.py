@@ -12,6 +12,7 @@ from autograder.checks import (
     expect,
     expect_array,
     expect_close,
+    expect_numbers,
     expect_tuple,
     expect_unchanged,
 )
@@ -19,6 +20,7 @@ from autograder.learner import LearnerError
 from autograder.wire import Handle
 
 from ..oracle import exercise_masking as oracle
+from . import LIBRARY
 
 PADDING = "Padding"
 CAUSAL = "Causal"
@@ -32,7 +34,7 @@ POOL = "The mean over real tokens"
 OPPOSITE = "True means opposite things"
 CONVERTERS = "Converters"
 
-READY_MADE = ("attention", "jax", "scipy", "sklearn", "tensorflow", "torch")
+READY_MADE = (*LIBRARY, "jax", "scipy", "sklearn", "tensorflow", "torch")
 
 
 # --- predictions ---
@@ -40,16 +42,8 @@ READY_MADE = ("attention", "jax", "scipy", "sklearn", "tensorflow", "torch")
 predicted_counts = Question("predicted_counts", section="The masks, one by one")
 
 
-def _number_predicted(learner, name, names, place):
-    got = expect_tuple(learner.value(name), names)[place]
-    fine = isinstance(got, int | float) and not isinstance(got, bool)
-    expect(fine, f"Write one number for each question; number {place + 1} is {got!r}.")
-    return got
-
-
 def _count_predicted(learner, place):
-    names = ("pairs with a cache", "pairs in a window", "pairs when packed")
-    return _number_predicted(learner, "predicted_counts", names, place)
+    return expect_numbers(learner.value("predicted_counts"), "abc")[place]
 
 
 @predicted_counts.check(points=0.25)
@@ -86,8 +80,7 @@ predicted_weights = Question("predicted_weights", section="Two conventions in on
 
 
 def _weight_predicted(learner, place, right, message):
-    names = ("weight of cats", "weight of mice", "weight of mice")
-    got = _number_predicted(learner, "predicted_weights", names, place)
+    got = expect_numbers(learner.value("predicted_weights"), "abc")[place]
     away = abs(got - right)
     near = 0.003 <= away < 0.006  # two decimals, rounded or cut off
     expect(not near, f"({'abc'[place]}) {got:g} is near: give three decimals.")
@@ -608,7 +601,7 @@ def more_prefixes(rng):
 
 # --- converters ---
 
-mask_for = Question("mask_for", section=CONVERTERS, forbid=("attention", "jax", "tensorflow"))
+mask_for = Question("mask_for", section=CONVERTERS, forbid=(*LIBRARY, "jax", "tensorflow"))
 
 
 def _convert(learner, interface, mask, num_heads=1):
@@ -765,7 +758,7 @@ def with_and_without_a_cache(rng):
 # --- a module to mend ---
 
 MendedSentenceEncoder = Question(
-    "MendedSentenceEncoder", section=OPPOSITE, forbid=("attention", "jax", "tensorflow")
+    "MendedSentenceEncoder", section=OPPOSITE, forbid=(*LIBRARY, "jax", "tensorflow")
 )
 
 

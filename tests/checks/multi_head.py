@@ -18,6 +18,7 @@ from autograder.checks import (
     expect,
     expect_array,
     expect_close,
+    expect_numbers,
     expect_tuple,
     expect_unchanged,
 )
@@ -25,6 +26,7 @@ from autograder.learner import LearnerError
 from autograder.wire import Handle
 
 from ..oracle import exercise_multi_head as oracle
+from . import LIBRARY
 
 LAYOUT = "What reshape does, what transpose does"
 SPLIT = "Splitting and merging"
@@ -37,7 +39,7 @@ SILENT = "Two mistakes that raise no error"
 
 LAYER_ARGUMENTS = ("X", "W_q", "W_k", "W_v", "W_o")
 
-READY_MADE = ("attention", "jax", "scipy", "sklearn", "tensorflow", "torch")
+READY_MADE = (*LIBRARY, "jax", "scipy", "sklearn", "tensorflow", "torch")
 READY_MADE_IN_TORCH = (
     *(name for name in READY_MADE if name != "torch"),
     ".MultiheadAttention",
@@ -172,13 +174,7 @@ predicted_factors = Question("predicted_factors", section=COSTS)
 
 
 def _factor_predicted(learner, place):
-    factors = learner.value("predicted_factors")
-    fine = isinstance(factors, list | tuple) and len(factors) == 3
-    expect(fine, f"Write three factors, like (3, 5, 7): (a), (b), (c). Got {factors!r}.")
-    got = factors[place]
-    fine = isinstance(got, int | float) and not isinstance(got, bool)
-    expect(fine, f"Write one number for each factor; number {place + 1} is {got!r}.")
-    return got
+    return expect_numbers(learner.value("predicted_factors"), "abc")[place]
 
 
 def _counts(num_heads, L=5, d_model=8):

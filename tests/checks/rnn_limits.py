@@ -6,10 +6,19 @@ then costs its own checks and no others. Sizes all differ, since equal ones hide
 
 import numpy as np
 
-from autograder.checks import Failed, Question, expect, expect_close, expect_tuple, expect_unchanged
+from autograder.checks import (
+    Failed,
+    Question,
+    expect,
+    expect_close,
+    expect_numbers,
+    expect_tuple,
+    expect_unchanged,
+)
 
 from ..oracle import exercise_rnn_limits as extra
 from ..oracle import rnn_limits as oracle
+from . import LIBRARY
 
 ONE_STEP = "The whole function"
 BACKWARD = "Back through time"
@@ -19,7 +28,7 @@ CHUNKS = "A long sequence in chunks"
 GATES = "PyTorch's RNN and LSTM"
 LAST = "Sequences of different lengths"
 
-READY_MADE = ("attention", "jax", "sklearn", "tensorflow", "torch")
+READY_MADE = (*LIBRARY, "jax", "sklearn", "tensorflow", "torch")
 
 # --- rnn_forward ---
 
@@ -343,7 +352,7 @@ predicted_growth = Question("predicted_growth", section=DISTANCE)
 @predicted_growth.check(points=0.5)
 def both_factors_are_right(learner, rng):
     right = [extra.growth_per_step(state, gain=1.25) for state in (0.0, 0.6)]
-    got = _two_numbers(learner.value("predicted_growth"), "predicted_growth")
+    got = expect_numbers(learner.value("predicted_growth"), "ab")
     cases = ("states near 0", "states near 0.6 in size")
     wrong = [
         case
@@ -505,7 +514,7 @@ def any_state(rng):
 
 # --- train_chunks ---
 
-train_chunks = Question("train_chunks", section=CHUNKS, forbid=("attention", "jax", "tensorflow"))
+train_chunks = Question("train_chunks", section=CHUNKS, forbid=(*LIBRARY, "jax", "tensorflow"))
 
 
 @train_chunks.check(points=0.5)
@@ -573,7 +582,7 @@ predicted_reach = Question("predicted_reach", section=CHUNKS)
 @predicted_reach.check(points=0.5)
 def both_counts_are_right(learner, rng):
     right = extra.reach_of_a_step(step=7, chunk=4)
-    got = _two_numbers(learner.value("predicted_reach"), "predicted_reach")
+    got = expect_numbers(learner.value("predicted_reach"), "ab")
     cases = ("inputs that change the state", "inputs that get a gradient")
     wrong = [case for case, mine, n in zip(cases, got, right, strict=True) if mine != n]
     expect(not wrong, f"Not the number of {' nor of '.join(wrong)}.")
@@ -766,16 +775,6 @@ def _compare_backwards(learner, *arguments, note):
 def _compare_norms(learner, *arguments, note):
     got = learner.call("gradient_norms", *arguments)
     expect_close(got, extra.gradient_norms(*arguments), "norms", rtol=1e-3, note=note)
-
-
-def _two_numbers(got, name):
-    """Return a prediction as two floats, if it is one."""
-    if hasattr(got, "tolist"):
-        got = got.tolist()
-    numbers = isinstance(got, list | tuple) and len(got) == 2
-    if not numbers or not all(isinstance(n, int | float) for n in got):
-        raise Failed(f"{name} is no pair of numbers. Write `{name} = (…, …)`.")
-    return got
 
 
 def _list(flags):
