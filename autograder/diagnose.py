@@ -15,6 +15,7 @@ from .wire import Handle
 
 MORE_SEEDS = 3  # tried until one mistake is left
 ABOUT_AS_MUCH = 4  # one temporary array more or less is no other mistake
+HALF = {"float16": 2**-10, "torch.float16": 2**-10, "torch.bfloat16": 2**-7}  # eps of 16 bits
 SMALLER_TRIES = 24  # drawings of a failing check, of which the smallest is shown
 
 
@@ -120,6 +121,10 @@ def same(first, second, handles):
         return len(first) == len(second) and all(
             same(a, b, handles) for a, b in zip(first, second, strict=True)
         )
+    places = [HALF.get(str(getattr(value, "dtype", ""))) for value in (first, second)]
+    if places[0] != places[1]:
+        return False
+    rtol, atol = (2 * places[0], places[0] / 2) if places[0] else (1e-4, 1e-6)
     if hasattr(first, "detach") and hasattr(second, "detach"):
         if first.requires_grad != second.requires_grad:
             return False
@@ -127,9 +132,9 @@ def same(first, second, handles):
     if isinstance(first, np.ndarray | np.generic) and isinstance(second, np.ndarray | np.generic):
         if first.shape != second.shape or "U" in (first.dtype.kind, second.dtype.kind):
             return np.array_equal(first, second)
-        return bool(np.isclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True).all())
+        return bool(np.isclose(first, second, rtol=rtol, atol=atol, equal_nan=True).all())
     if _is_number(first) and _is_number(second):
-        return bool(np.isclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True))
+        return bool(np.isclose(first, second, rtol=rtol, atol=atol, equal_nan=True))
     return type(first) is type(second) and first == second
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from autograder.checks import Question, expect_close
+from autograder.diagnose import same
 from autograder.grade import grade_question
 from autograder.learner import LiveLearner
 from autograder.mistakes import mistake
@@ -130,3 +131,17 @@ def test_feedback_is_bounded_and_without_traceback():
     assert "ZeroDivisionError" in found.feedback
     assert "Traceback" not in found.feedback
     assert len(found.feedback) < 800
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "alike"),
+    [
+        (np.float16([0.5, 0.25]), np.float16([0.5005, 0.25]), True),  # another order of summing
+        (np.float16([0.5, 0.25]), np.float16([0.51, 0.25]), False),
+        (np.float16([0.5, 0.25]), np.float32([0.5, 0.25]), False),
+        (np.float32([0.5, 0.25]), np.float64([0.5, 0.25]), True),
+        (np.float32([0.5, 0.25]), np.float32([0.5005, 0.25]), False),
+    ],
+)
+def test_numbers_are_compared_as_their_dtype_allows(first, second, alike):
+    assert same(first, second, {}) == alike

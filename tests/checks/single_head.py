@@ -206,8 +206,9 @@ def float16_and_float32_scores_stay_finite(learner, rng):
 
 
 @softmax.probe
-def square_matrices(rng):
+def square_matrices_and_one_low_score(rng):
     yield (rng.normal(size=(4, 4)),)
+    yield (np.append(rng.normal(size=7), -900.0),)
 
 
 # --- entropy ---
