@@ -284,7 +284,7 @@ def _show(values):
     text = np.array2string(
         np.asarray(values), precision=4, suppress_small=True, threshold=12, edgeitems=4
     )
-    return " ".join(text.split())
+    return " ".join(text.split()).removesuffix(".")  # "0.": a sentence ends with its own dot
 
 
 def _join(*sentences):

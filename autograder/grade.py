@@ -275,6 +275,11 @@ def run_check(question, check, learner, seed):
         if error.kind == "not_attempted" and unwritten and unwritten != question.id:
             return "error", f"The answer calls `{unwritten}`, which is still to be written."
         return error.kind, str(error)
+    except Exception as error:  # an answer gave what no check foresaw
+        return "error", (
+            f"What the answer gave cannot be checked ({type(error).__name__}: {str(error)[:200]}). "
+            "Is it of the type and the shape that the question asks for?"
+        )
     return "passed", ""
 
 

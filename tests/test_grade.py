@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from autograder import sandbox
-from autograder.grade import grade
+from autograder.checks import Question, expect
+from autograder.grade import grade, grade_question
+from autograder.learner import LiveLearner
 from autograder.notebooks import read
 from autograder.release import make_release
 
@@ -411,3 +413,19 @@ def test_ready_made_answer_of_torch_ops_is_forbidden(graded, course, source):
     course.questions("01_numbers")[1].forbid = ("torch",)
     results, _ = graded(half=source)
     assert results["half"].status == "forbidden"
+
+
+def test_what_no_check_foresaw_costs_its_points_and_nothing_else():
+    question = Question("f", section="F")
+
+    @question.check(points=1.0)
+    def total_is_right(learner, rng):
+        expect(learner.call("f", 1)["total"] == 1, "The total is wrong.")
+
+    @question.check(points=1.0)
+    def anything_will_do(learner, rng):
+        learner.call("f", 1)
+
+    result = grade_question(question, LiveLearner({"f": lambda x: None}), 0)
+    assert result.points == 1.0
+    assert "cannot be checked (TypeError" in result.checks[0].message
