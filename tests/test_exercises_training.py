@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from autograder.forbidden import find_forbidden
 from autograder.grade import grade_question
 from autograder.learner import LiveLearner
 
+from .checks import training as checks
 from .oracle import exercise_training as oracle
 from .test_exercises import MISTAKES, QUESTIONS, failures
 
@@ -85,6 +87,16 @@ def test_smoothing_is_pytorchs(smoothing):
     expected = F.cross_entropy(logits.transpose(1, 2), targets, label_smoothing=smoothing)
     got = oracle.smoothed_loss(logits, targets, smoothing)
     assert got == pytest.approx(expected.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_gradient_of_the_smoothed_loss_is_pytorchs(smoothing):
+    logits, targets = problem(12, 3, 4, 5)
+    targets[2, 1:3] = -100
+    logits.requires_grad_()
+    F.cross_entropy(logits.transpose(1, 2), targets, label_smoothing=smoothing).backward()
+    got = oracle.smoothed_loss_gradient(logits.detach(), targets, smoothing)
+    np.testing.assert_allclose(got, logits.grad.numpy(), atol=1e-14)
 
 
 def test_floor_of_two_softmaxes_is_the_formula_and_no_probabilities_get_below_it():
@@ -184,6 +196,30 @@ def test_masked_softmax_is_pytorchs_where_a_key_is_allowed():
     np.testing.assert_allclose(oracle.masked_softmax(scores, mask), expected, rtol=1e-12)
 
 
+def test_gradient_of_the_masked_softmax_is_pytorchs_and_0_in_an_empty_row():
+    generator = torch.Generator().manual_seed(13)
+    scores = torch.randn(3, 4, 5, generator=generator, dtype=torch.double, requires_grad=True)
+    upstream = torch.randn(3, 4, 5, generator=generator, dtype=torch.double)
+    mask = torch.rand(3, 4, 5, generator=generator) < 0.6
+    mask[..., 1] = True
+    scores.masked_fill(~mask, -torch.inf).softmax(-1).backward(upstream)
+    got = oracle.masked_softmax_gradient(scores.detach(), mask, upstream)
+    np.testing.assert_allclose(got, scores.grad.numpy(), atol=1e-14)
+    mask[0, 3] = False
+    got = oracle.masked_softmax_gradient(scores.detach(), mask, upstream)
+    assert not got[0, 3].any()
+    assert got[0, 2].any()
+
+
+def test_loss_of_the_grader_is_cross_entropy_with_nan_gradients_where_nothing_counts():
+    loss_fn = eval(checks.MASKED_MEAN)
+    scores = problem(14, 1, 6, 5)[0][0].requires_grad_()
+    y = torch.tensor([1, -100, 4, 0, -100, 2])
+    assert loss_fn(scores, y).item() == pytest.approx(F.cross_entropy(scores, y).item())
+    (gradient,) = torch.autograd.grad(0.0 * loss_fn(scores, torch.full_like(y, -100)), scores)
+    assert gradient.isnan().any()
+
+
 # --- what a fault costs ---
 
 
@@ -195,9 +231,38 @@ def test_masked_softmax_is_pytorchs_where_a_key_is_allowed():
             "loss-zero-without-a-graph",
             {"where_no_target_counts_it_is_0_and_has_a_gradient"},
         ),
+        (
+            "loss-zero-that-hangs-on-nothing",
+            {"where_no_target_counts_it_is_0_and_has_a_gradient"},
+        ),
         ("loss-targets-overwritten", {"logits_and_targets_are_left_unchanged"}),
         ("next-token-nan-for-one-token", {"one_token_leaves_nothing_to_predict"}),
+        (
+            "next-token-zero-that-hangs-on-nothing",
+            {"one_token_leaves_nothing_to_predict"},
+        ),
+        ("mended-loss-log-of-softmax", {"scores_in_the_thousands_give_a_finite_loss"}),
+        ("mended-loss-cut-off-from-the-model", {"the_model_can_learn_from_the_loss"}),
         ("smoothing-zero-is-taken-for-none", {"without_smoothing_it_is_the_cross_entropy"}),
+        (
+            "smoothing-cut-off-from-the-logits",
+            {"the_gradient_of_the_smoothed_loss_is_right"},
+        ),
+        ("train-clip-first-group", {"the_step_uses_gradients_of_norm_max_norm_at_most"}),
+        ("train-loss-as-an-array", {"the_loss_is_a_plain_number"}),
+        ("rate-as-a-tensor", {"between_rise_and_fall_it_is_the_peak_as_a_plain_number"}),
+        (
+            "accumulation-all-forward-passes-first",
+            {"each_micro_batch_is_done_before_the_next_is_begun"},
+        ),
+        ("accumulation-multiplies-nan-by-zero", {"a_micro_batch_without_any_target_adds_nothing"}),
+        ("accumulation-leaves-out-losses-of-nan", {"a_loss_that_is_nan_is_not_hidden"}),
+        ("evaluate-returns-tensors", {"loss_and_accuracy_are_plain_numbers"}),
+        ("masked-softmax-infinity-added", {"the_gradient_is_finite_and_0_without_a_key"}),
+        (
+            "masked-softmax-lowest-number-is-no-score",
+            {"hidden_keys_get_nothing_whatever_the_scores"},
+        ),
         ("train-zero-grad-missing", {"gradients_of_earlier_steps_do_not_count"}),
         ("train-loss-with-its-graph", {"the_loss_is_a_plain_number"}),
         (
@@ -231,6 +296,17 @@ def test_a_joined_batch_is_refused_where_lengths_differ():
     assert "one backward pass" in message
 
 
+@pytest.mark.parametrize("used", ["F.cross_entropy", "nn.CrossEntropyLoss()"])
+def test_smoothed_loss_must_not_use_what_has_it_built_in_not_even_through_another_answer(used):
+    setup = "import torch.nn.functional as F\nfrom torch import nn\n"
+    other = f"def lm_loss(logits, targets):\n    return {used}(logits, targets)\n"
+    answer = "def smoothed_loss(logits, targets, smoothing):\n    return lm_loss(logits, targets)\n"
+    forbid = QUESTIONS["smoothed_loss"].forbid
+    assert find_forbidden([setup, other, answer], "smoothed_loss", forbid)
+    allowed = other.replace(used, "F.nll_loss")
+    assert find_forbidden([setup, allowed, answer], "smoothed_loss", forbid) is None
+
+
 # --- the code that is given in the debug questions ---
 
 
@@ -258,8 +334,20 @@ def test_untouched_faults_together_are_told_by_the_first_check():
     exec(source, namespace)
     learner = LiveLearner(namespace)
     result = grade_question(QUESTIONS["mended_loss"], learner, 0, MISTAKES)
-    assert result.points == 0
+    passed = [check.name for check in result.checks if check.passed]
+    assert passed == ["the_model_can_learn_from_the_loss"]
     assert "repeats one token" in result.feedback
+    assert "right" not in result.feedback  # nothing is
+
+
+def test_mean_of_untouched_clipping_is_not_called_right():
+    notebook = nbformat.read(ROOT / "exercises" / f"{STEM}.ipynb", as_version=4)
+    source = next(c.source for c in notebook.cells if c.source.startswith("def mended_epoch"))
+    namespace = {"torch": torch}
+    exec(source, namespace)
+    result = grade_question(QUESTIONS["mended_epoch"], LiveLearner(namespace), 0, MISTAKES)
+    assert result.mistake == "epoch-still-clips-after-the-step"  # one of the two faults
+    assert "is right" not in result.feedback
 
 
 # --- what the notebook prints ---
@@ -285,9 +373,19 @@ def test_printed_losses_of_the_example_are_right():
     assert numbers == pytest.approx(each + means, abs=6e-4)
 
 
+def test_printed_entropy_of_the_example_is_right():
+    source, text = printed("normalized-entropy-example")
+    namespace = {"math": math}
+    exec(source, namespace)
+    row = np.array(namespace["row"])
+    weights = np.broadcast_to(row, (1, 1, 3, 3))
+    expected = oracle.normalized_entropy(weights, np.ones((1, 1, 3, 3), dtype=bool))
+    assert float(text.split()[-1]) == pytest.approx(expected[0], abs=6e-4)
+
+
 def test_rates_in_the_text_are_right():
     notebook = nbformat.read(ROOT / "solutions" / f"{STEM}.ipynb", as_version=4)
     text = next(cell.source for cell in notebook.cells if cell.id == "trapezoid-rate-text")
     line = next(line for line in text.splitlines() if line.startswith("`trapezoid_rate(0"))
-    numbers = [float(n) for n in re.findall(r"\d\.\d+|\b1(?=,)", line.partition("rates ")[2])]
+    numbers = [float(n) for n in re.findall(r"\d\.\d\d\b", line.partition("rates ")[2])]
     assert numbers == pytest.approx([oracle.trapezoid_rate(s, 9, 1, 4, 2) for s in range(9)])

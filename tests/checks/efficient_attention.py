@@ -1,7 +1,7 @@
 """Checks of exercise 7: attention that fits in memory.
 
-One property a check. Where memory is asked for, the bound stands in the question, and lies far from
-what any right answer needs and from what one (L, L) matrix takes.
+One property a check. Where memory is asked for, the bound stands in the question, and lies between
+what right answers need and what one (L, L) matrix takes, even of booleans.
 """
 
 import numpy as np
@@ -12,11 +12,14 @@ from autograder.checks import (
     expect,
     expect_array,
     expect_close,
+    expect_numbers,
     expect_tuple,
     expect_unchanged,
 )
+from autograder.learner import LearnerError
 
 from ..oracle import exercise_efficient_attention as oracle
+from . import LIBRARY
 
 MEASURED = "The problem, measured"
 ANY_NUMBER = "Any number of chunks"
@@ -31,37 +34,22 @@ RECURRENCE = "A recurrence again"
 CACHE = "The key-value cache"
 GROUPED = "Grouped-query heads"
 
-LIBRARY = ("attention.in_numpy", "attention.in_torch", "attention.pretrained")
 READY_MADE = (*LIBRARY, "jax", "scipy", "sklearn", "tensorflow", "torch")
 MEMORY = (*READY_MADE, "tracemalloc", "_tracemalloc")  # for questions that measure memory
 
-LONG = 512  # tokens where memory is measured: a matrix of float64 takes 2 MiB
+LONG = 768  # tokens where memory is measured: a matrix of booleans takes 0.56 MiB
 QKV = ["Q", "K", "V"]
 
 
 # --- predictions ---
 
 
-def _plain(value):
-    """Turn arrays, also inside of tuples, into lists and numbers."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _numbers(learner, name, count):
-    got = _plain(learner.value(name))
-    fine = isinstance(got, list | tuple) and len(got) == count
-    expect(fine, f"Write {count} numbers, one for each part; got {got!r}.")
-    for part, number in zip("abc", got, strict=False):
-        fine = isinstance(number, int | float) and not isinstance(number, bool)
-        fine = fine and abs(number) < 2**53
-        expect(fine, f"Write a number for each part; ({part}) is {number!r}.")
-    return [float(number) for number in got]
-
-
-def _compare_number(learner, name, place, right, what, hint):
-    got = _numbers(learner, name, len(right))[place]
+def _compare_number(learner, name, place, right, what, hint, slips=None):
+    """Compare one part; ``slips`` holds numbers that have a hint of their own."""
+    got = expect_numbers(learner.value(name), "abc")[place]
+    hint = (slips or {}).get(got, hint)
+    if "MiB" in what and np.isclose(got, right[place] * 2**20 / 10**6, rtol=5e-3):
+        hint = "Did you divide by 10^6? A MiB has 2^20 bytes."
     said = f"({'abc'[place]}) {got:g} is not {what}. {hint}"
     expect(np.isclose(got, right[place], rtol=1e-9), said)
 
@@ -108,9 +96,20 @@ def _qkv(rng, *lead, queries=None, keys=None, scale=1.0):
     return [q, k, rng.normal(size=(*lead, keys, d_v)) + 0.5]
 
 
+def _call_in_chunks(learner, name, arguments, start):
+    """Call an answer that goes over chunks of keys; say it if one of these is empty."""
+    try:
+        return learner.call(name, *arguments)
+    except LearnerError as error:
+        if "zero-size array" not in str(error):
+            raise
+        sizes = f"There are {arguments[1].shape[-2]} keys, chunk_size is {arguments[3]}."
+        raise Failed(f"{sizes} One of your chunks has no keys. Which values has {start}?") from None
+
+
 def _compare_chunked(learner, arguments, chunk_size, mask=None, note="", **options):
-    more = () if mask is None else (mask,)
-    got = learner.call("chunked_attention", *arguments, chunk_size, *more)
+    passed = [*arguments, chunk_size, *(() if mask is None else (mask,))]
+    got = _call_in_chunks(learner, "chunked_attention", passed, "the start of a chunk")
     right = oracle.attention(*arguments, mask)
     shapes = f"Q has shape {arguments[0].shape}, K {arguments[1].shape}, chunk_size is {chunk_size}"
     shapes += "." if mask is None else f", mask has shape {mask.shape}."
@@ -139,10 +138,19 @@ def _with_scores(rng, levels):
     return [q, k, rng.normal(size=(n, 5)) + 0.5]
 
 
+def _near(rng, base, keys):
+    """Draw Q, K, V with scores near a number; far out they are equal, for the sake of float32."""
+    if abs(base) < 1e6:
+        return _with_scores(rng, base + rng.normal(size=keys))
+    q, k, v = _with_scores(rng, np.full(keys, base))
+    q[:, 1:] = 0
+    return [q, k, v]
+
+
 @chunked_attention.check(points=0.5)
 def scores_of_any_size_give_finite_weights(learner, rng):
-    for base in (1e4, 0.0, -1e4, -6e4):
-        arguments = _with_scores(rng, base + rng.normal(size=8))
+    for base in (1e4, 0.0, -1e4, -6e4, -1e12):
+        arguments = _near(rng, base, 8)
         note = f"All scores are near {base:g}."
         _compare_chunked(learner, arguments, 4, note=note, rtol=0.03, atol=0.03)
     levels = np.array([-1e4, -9e3, 10, 12, 1e4, 1e4 - 1, 3e3, 1e4 + 1])
@@ -171,6 +179,11 @@ def hidden_keys_get_no_weight(learner, rng):
         mask[:, [0, 3, 6, 9]] = True  # each chunk has a key for everybody
         note = "Each query may see a key of each chunk."
         _compare_chunked(learner, arguments, chunk_size, mask, note)
+    for base in (-6e4, -1e12):
+        arguments = _near(rng, base, 12)
+        note = f"All allowed scores are near {base:g}."
+        for mask in (_random_mask(rng, (3, 12)), oracle.visible(3, 12)):
+            _compare_chunked(learner, arguments, 4, mask, note, rtol=0.03, atol=0.03)
 
 
 @chunked_attention.check(points=0.5)
@@ -183,17 +196,23 @@ def leading_axes_and_masks_that_broadcast_will_do(learner, rng):
             mask = _random_mask(rng, shape)
             mask[..., 4] = True
             _compare_chunked(learner, arguments, 4, mask)
+        column = np.arange(L_q)[:, None] < L_q - 1  # (L_q, 1)
+        got = learner.call("chunked_attention", *arguments, 4, column)
+        right = oracle.attention(*arguments, column)
+        got = expect_array(got, right.shape, "The output")[..., :-1, :]
+        note = f"mask has shape {column.shape} and hides all keys from the last query only."
+        expect_close(got, right[..., :-1, :], "output[..., :-1, :]", note=note)
 
 
 @chunked_attention.check(points=0.5)
 def a_query_may_see_no_key_of_the_first_chunks(learner, rng):
-    for base in (0.0, -2e3):
+    for base, error in ((0.0, 5e-3), (-2e3, 5e-3), (-6e4, 0.03)):
         arguments = _with_scores(rng, base + rng.normal(size=12))
         mask = np.ones((3, 12), dtype=bool)
         mask[0, :3], mask[1, :7] = False, False
         note = "Query 0 sees no key of the first chunk, query 1 none of the first two"
         note += "." if base == 0 else f"; all scores are near {base:g}."
-        _compare_chunked(learner, arguments, 3, mask, note, rtol=5e-3, atol=5e-3)
+        _compare_chunked(learner, arguments, 3, mask, note, rtol=error, atol=error)
 
 
 @chunked_attention.check(points=0.25)
@@ -204,8 +223,6 @@ def a_query_without_any_key_gives_zeros(learner, rng):
     mask[1] = False
     note = "Query 1 may see no key: its output is 0."
     _compare_chunked(learner, arguments, 4, mask, note)
-    mask = np.arange(L_q)[:, None] != 1
-    _compare_chunked(learner, arguments, 4, mask, note)
 
 
 def _allowed(numbers):
@@ -214,20 +231,29 @@ def _allowed(numbers):
 
 
 def _expect_memory(peak, numbers, note=""):
-    mib = [n / 2**20 for n in (peak, _allowed(numbers), 8 * LONG**2)]
+    mib = [n / 2**20 for n in (peak, _allowed(numbers), 8 * LONG**2, LONG**2)]
     expect(
         peak <= _allowed(numbers),
         f"For L = {LONG} your function holds {mib[0]:.2f} MiB at its peak; allowed are "
-        f"{mib[1]:.2f} MiB. One (L, L) matrix of float64 takes {mib[2]:.2f} MiB. {note}".strip(),
+        f"{mib[1]:.2f} MiB. One (L, L) matrix takes {mib[2]:.2f} MiB, of booleans "
+        f"{mib[3]:.2f} MiB. {note}".strip(),
     )
 
 
 def _long_problem(rng):
-    return [rng.normal(size=(LONG, d)) for d in (4, 4, 5)]
+    return [rng.normal(size=(LONG, d)) for d in (1, 1, 2)]
+
+
+def _dense(q, k, v, mask=True):
+    """Return the output, the weights and the log-sum-exp of all pairs at once."""
+    scores = np.where(mask, q @ k.T / np.sqrt(q.shape[-1]), -np.inf)
+    powers = np.exp(scores)  # of long problems: their scores are small
+    total = powers.sum(axis=-1, keepdims=True)
+    return powers / total @ v, powers / total, np.log(total[:, 0])
 
 
 CHUNK = 8  # where memory is measured
-CHUNKED_NUMBERS = 12 * LONG * (CHUNK + 4 + 5)
+CHUNKED_NUMBERS = 8 * LONG * (CHUNK + 1 + 2)
 
 
 @chunked_attention.check(points=0.5)
@@ -239,7 +265,7 @@ def memory_grows_with_the_length_and_not_with_its_square(learner, rng):
         got, peak = learner.measure("chunked_attention", *arguments, CHUNK, *more)
         note = f"chunk_size is {CHUNK}, "
         note += f"mask has shape {mask.shape}." if more else "there is no mask."
-        expect_close(got, oracle.attention(*arguments, *more), "The output", note=note)
+        expect_close(got, _dense(*arguments, *more)[0], "The output", note=note)
         _expect_memory(peak, CHUNKED_NUMBERS, note)
 
 
@@ -272,7 +298,7 @@ mended_chunked_attention = Question(
 
 
 def _compare_mended(learner, arguments, chunk_size, note, **options):
-    got = learner.call("mended_chunked_attention", *arguments, chunk_size)
+    got = _call_in_chunks(learner, "mended_chunked_attention", [*arguments, chunk_size], "`begin`")
     note = f"There are {len(arguments[1])} keys, chunk_size is {chunk_size}. {note}"
     right = oracle.attention(*arguments)
     expect_close(got, right, "The output", note=note, **options)
@@ -352,34 +378,40 @@ def the_gradient_of_the_queries_is_right(learner, rng):
 def every_chunk_size_gives_the_same_gradients(learner, rng):
     for keys, chunk_size in ((11, 4), (5, 16)):
         arguments = _backward_problem(rng, _qkv(rng, keys=keys), chunk_size)
-        _compare_backward(learner, arguments, ("dV",))
+        _compare_backward(learner, arguments)
 
 
 @chunked_attention_backward.check(points=0.25)
 def large_scores_have_finite_gradients(learner, rng):
-    arguments = _with_scores(rng, 2000.0 + rng.normal(size=8))
-    arguments = _backward_problem(rng, arguments, 4)
-    options = {"rtol": 0.01, "atol": 0.01}
-    _compare_backward(learner, arguments, ("dV",), "The scores are near 2000.", **options)
+    q, k, v = _with_scores(rng, 2000.0 + rng.normal(size=8))
+    q[:, 0] *= 30  # as large as the keys: else rounding is as large as a gradient of float32
+    k[:, 0] /= 30
+    arguments = _backward_problem(rng, [q, k, v], 4)
+    options = {"rtol": 0.03, "atol": 0.03}
+    _compare_backward(learner, arguments, note="The scores are near 2000.", **options)
 
 
 @chunked_attention_backward.check(points=0.25)
 def leading_axes_will_do_and_no_array_is_changed(learner, rng):
     for lead in ((2,), (2, 3)):
         arguments = _backward_problem(rng, _qkv(rng, *lead, keys=8), 4)
-        _compare_backward(learner, arguments, ("dV",))
+        _compare_backward(learner, arguments)
     outcome = learner.run("chunked_attention_backward", *arguments)
     expect_unchanged(outcome["arguments"], arguments, SAVED)
 
 
 @chunked_attention_backward.check(points=0.5)
 def memory_of_the_backward_pass_stays_small(learner, rng):
-    arguments = _backward_problem(rng, _long_problem(rng), CHUNK)
+    q, k, v = _long_problem(rng)
+    output, weights, logs = _dense(q, k, v)
+    doutput = rng.normal(size=output.shape) + 0.5
+    arguments = [doutput, q, k, v, output, logs, CHUNK]
     got, peak = learner.measure("chunked_attention_backward", *arguments)
-    got = expect_tuple(got, GRADIENTS)
-    doutput, q, k, *_, logs, _ = arguments
-    weights = np.exp(q @ k.T / np.sqrt(q.shape[-1]) - logs[:, None])
-    expect_close(got[2], weights.T @ doutput, "dV", rtol=1e-3, atol=1e-5)
+    mean = (doutput * output).sum(axis=-1, keepdims=True)
+    dscores = weights * (doutput @ v.T - mean) / np.sqrt(q.shape[-1])
+    right = dscores @ k, dscores.T @ q, weights.T @ doutput
+    for name, array, wanted in zip(GRADIENTS, expect_tuple(got, GRADIENTS), right, strict=True):
+        expect_close(array, wanted, name, rtol=1e-3, atol=1e-4)
     _expect_memory(peak, CHUNKED_NUMBERS, f"chunk_size is {CHUNK}.")
 
 
@@ -449,8 +481,7 @@ def leading_axes_of_the_query_chunks_will_do(learner, rng):
 def memory_is_that_of_one_query_chunk(learner, rng):
     arguments = _long_problem(rng)
     got, peak = learner.measure("causal_attention_by_query_chunks", *arguments, CHUNK)
-    right = oracle.attention(*arguments, np.tri(LONG, dtype=bool))
-    expect_close(got, right, "The output")
+    expect_close(got, _dense(*arguments, np.tri(LONG, dtype=bool))[0], "The output")
     _expect_memory(peak, CHUNKED_NUMBERS, f"chunk_size is {CHUNK}.")
 
 
@@ -469,7 +500,11 @@ predicted_chunks = Question("predicted_chunks", section=QUERY_CHUNKS, forbid=REA
 def the_number_of_skipped_chunks_is_right(learner, rng):
     hint = "How many chunks of keys lie wholly after query chunk 1, after 2, and so on?"
     what, right = "the number of pairs that are skipped", oracle.chunk_pairs()
-    _compare_number(learner, "predicted_chunks", 0, right, what, hint)
+    slips = {
+        right[0] + right[1]: "You have counted the boxes on the diagonal too. Are they skipped?",
+        (right[0] * 2 + right[1]) / 2: "Half of all pairs: are those on the diagonal half skipped?",
+    }
+    _compare_number(learner, "predicted_chunks", 0, right, what, hint, slips)
 
 
 @predicted_chunks.check(points=0.25)
@@ -483,7 +518,11 @@ def the_number_of_chunks_with_a_mask_is_right(learner, rng):
 def the_number_for_longer_key_chunks_is_right(learner, rng):
     hint = "Two query chunks now lie beside one key chunk. When does each of them skip it?"
     what, right = "the number of pairs that are skipped", oracle.chunk_pairs()
-    _compare_number(learner, "predicted_chunks", 2, right, what, hint)
+    slips = {
+        right[2] + right[1]: "You have counted the pairs that need a mask too. Are they skipped?",
+        right[2] + right[1] / 2: "Half of all pairs: is a box that some query sees half skipped?",
+    }
+    _compare_number(learner, "predicted_chunks", 2, right, what, hint, slips)
 
 
 # --- debug: a window in chunks ---
@@ -705,6 +744,9 @@ def leading_axes_of_linear_attention_will_do(learner, rng):
     expect_unchanged(outcome["arguments"], arguments, [*QKV, "causal"])
 
 
+LINEAR_NUMBERS = 8 * LONG * (1 + 1) * (2 + 1)
+
+
 @linear_attention.check(points=0.5)
 def there_is_no_matrix_of_all_pairs(learner, rng):
     arguments = _positive(_long_problem(rng))
@@ -712,7 +754,7 @@ def there_is_no_matrix_of_all_pairs(learner, rng):
         got, peak = learner.measure("linear_attention", *arguments, causal)
         got = expect_array(got, arguments[2].shape, "The output")
         expect_close(got[-1], _last_of_linear(*arguments), "The last row")
-        _expect_memory(peak, 8 * LONG * (4 + 1) * (5 + 1), f"causal is {causal}.")
+        _expect_memory(peak, LINEAR_NUMBERS, f"causal is {causal}.")
 
 
 def _last_of_linear(q, k, v):
@@ -835,29 +877,31 @@ def the_window_hides_what_is_too_old(learner, rng):
 def the_cache_holds_the_window_and_no_more(learner, rng):
     arguments = _causal(rng, tokens=9)
     sizes = (1, 1, 1, 4, 1, 1)
-    _, caches = _decode(learner, arguments, sizes, 3)
-    for seen, cache in zip(np.cumsum(sizes), caches, strict=True):
-        kept = _two_arrays(cache)
-        for name, array, whole in zip("KV", kept, arguments[1:], strict=True):
-            count = array.shape[-2] if array.ndim > 1 else 0
-            said = f"After {seen} tokens with a window of 3 the cache holds {count} rows of {name}."
-            expect(min(seen, 2) <= count <= 3, said)
-            wanted = whole[seen - count : seen]
-            expect_close(array, wanted, f"{name} of the cache", note=f"{said} The latest count.")
+    for window in (3, 1):
+        _, caches = _decode(learner, arguments, sizes, window)
+        for seen, cache in zip(np.cumsum(sizes), caches, strict=True):
+            for name, array, whole in zip("KV", _two_arrays(cache), arguments[1:], strict=True):
+                count = array.shape[-2] if array.ndim > 1 else 0
+                said = f"After {seen} tokens with a window of {window} the cache holds {count} "
+                said += f"rows of {name}."
+                expect(min(seen, window - 1) <= count <= window, said)
+                note = f"{said} The latest count."
+                expect_close(array, whole[seen - count : seen], f"{name} of the cache", note=note)
 
 
 @cached_attention.check(points=0.25)
 def leading_axes_will_do_and_the_cache_that_is_passed_stays(learner, rng):
     for lead in ((2,), (2, 3)):
         _compare_cached(learner, _causal(rng, *lead, tokens=4), (1, 1, 1, 1))
-    first, second = _pieces(_causal(rng, 2, tokens=3), (2, 1))
-    _, cache = expect_tuple(learner.call("cached_attention", *first), ("output", "cache"))
-    cache = _two_arrays(cache)
-    outcome = learner.run("cached_attention", *second, cache)
-    expect_tuple(outcome["value"], ("output", "cache"))
-    *arrays, after = outcome["arguments"]
-    names = [*QKV, "cache[0]", "cache[1]"]
-    expect_unchanged([*arrays, *_two_arrays(after)], [*second, *cache], names)
+    for more in ((), (3,)):  # without a window, and with one that is full
+        first, second = _pieces(_causal(rng, 2, tokens=5), (4, 1))
+        got = learner.call("cached_attention", *first, None, *more)
+        cache = _two_arrays(expect_tuple(got, ("output", "cache"))[1])
+        outcome = learner.run("cached_attention", *second, cache, *more)
+        expect_tuple(outcome["value"], ("output", "cache"))
+        *arrays, after = outcome["arguments"][:4]
+        names = [*QKV, "cache[0]", "cache[1]"]
+        expect_unchanged([*arrays, *_two_arrays(after)], [*second, *cache], names)
 
 
 @cached_attention.probe
@@ -882,15 +926,23 @@ def the_memory_of_the_whole_cache_is_right(learner, rng):
     _compare_number(learner, "predicted_cache_memory", 0, right, what, hint)
 
 
+def _compare_with_the_part_before(learner, place, what, hint):
+    """Judge a part by itself or by the part before, so that one slip is counted once."""
+    got = expect_numbers(learner.value("predicted_cache_memory"), "abc")
+    right = oracle.cache_mebibytes()
+    before, after = got[place - 1 : place + 1]
+    share = before > 0 and np.isclose(after / before, right[place] / right[place - 1], rtol=0.01)
+    if not share:
+        _compare_number(learner, "predicted_cache_memory", place, right, what, hint)
+
+
 @predicted_cache_memory.check(points=0.25)
 def the_memory_with_fewer_key_heads_is_right(learner, rng):
     hint = "How many heads have keys and values of their own now?"
-    what, right = "the MiB with 4 heads of keys and values", oracle.cache_mebibytes()
-    _compare_number(learner, "predicted_cache_memory", 1, right, what, hint)
+    _compare_with_the_part_before(learner, 1, "the MiB with 4 heads of keys and values", hint)
 
 
 @predicted_cache_memory.check(points=0.25)
 def the_memory_with_a_window_is_right(learner, rng):
     hint = "How many tokens are kept now?"
-    what, right = "the MiB with a window too", oracle.cache_mebibytes()
-    _compare_number(learner, "predicted_cache_memory", 2, right, what, hint)
+    _compare_with_the_part_before(learner, 2, "the MiB with a window too", hint)

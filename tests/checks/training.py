@@ -6,6 +6,7 @@ model, or with more than one optimizer: scaled gradients cannot be seen behind A
 steps of the same direction behind a learning rate.
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -15,12 +16,15 @@ from autograder.checks import (
     Question,
     expect,
     expect_close,
+    expect_numbers,
     expect_tuple,
     expect_unchanged,
 )
+from autograder.learner import LearnerError
 from autograder.wire import Handle
 
 from ..oracle import exercise_training as oracle
+from . import LIBRARY
 
 TARGET = "What a target is"
 PADDED = "Padded targets"
@@ -34,50 +38,23 @@ ACCUMULATION = "Batches that do not fit: accumulation"
 MODES = "Dropout, eval and seeds"
 HALF = "Half precision"
 
-# not "attention" itself: many call a variable so
-READY_MADE = (
-    "attention.in_numpy",
-    "attention.in_torch",
-    "attention.pretrained",
-    "jax",
-    "sklearn",
-    "tensorflow",
-    "transformers",
-)
+READY_MADE = (*LIBRARY, "jax", "sklearn", "tensorflow", "transformers")
 
 # --- predicted_losses ---
 
 predicted_losses = Question("predicted_losses", section=TARGET)
 
 
-def _plain(value):
-    """Turn arrays and tensors, also inside of tuples, into lists and numbers."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _predicted(learner, name, count):
-    """Return a prediction as a list of numbers, if it is one."""
-    got = _plain(learner.value(name))
-    fine = isinstance(got, list) and len(got) == count
-    if not fine or not all(isinstance(n, int | float) and not isinstance(n, bool) for n in got):
-        letters = ", ".join(f"({letter})" for letter in "abcd"[:count])
-        raise Failed(f"{name} is no tuple of {count} numbers: {letters}.")
-    return got
-
-
 def _compare_loss(learner, place, right, hint):
-    got = _predicted(learner, "predicted_losses", 3)[place]
+    got = expect_numbers(learner.value("predicted_losses"), "abc")[place]
     letter = "abc"[place]
-    expect(abs(got - right) < 0.02, f"({letter}) {got:.4g} is not the loss. {hint}")
+    message = f"({letter}) {got:.4g} is not the loss to two decimals. {hint}"
+    expect(abs(got - right) < 0.0075, message)  # 2.95 and 2.94 of 2.946, but no 2.96
 
 
 @predicted_losses.check(points=0.25)
 def the_loss_of_a_blind_guess_is_right(learner, rng):
-    hint = "Which probability does each token get, and what is its negative logarithm?"
+    hint = "Which probability does each token get, and what is its negative natural logarithm?"
     _compare_loss(learner, 0, oracle.guess_and_floor(50)[0], hint)
 
 
@@ -171,21 +148,20 @@ def where_no_target_counts_it_is_0_and_has_a_gradient(learner, rng):
     logits, targets = _loss_problem(rng)
     logits.requires_grad_()
     note = "All targets are -100."
-    got = learner.call("lm_loss", logits, torch.full_like(targets, -100))
+    ignored = torch.full_like(targets, -100)
+    got = learner.call("lm_loss", logits, ignored)
     expect_close(got, 0.0, "The loss", note=note)
-    _expect_graph(got, note)
+    gradient = _gradient(learner, "lm_loss", logits.detach(), note, targets=ignored)
+    expect_close(gradient, np.zeros(logits.shape), "The gradient", note=note)
 
 
 @lm_loss.check(points=0.25)
 def the_gradient_is_right(learner, rng):
     logits, targets = _loss_problem(rng)
     pad = int(targets[0, 0])
-    got = _gradient(learner, "lm_loss", logits, targets=targets, pad_id=pad)
-    right = oracle.lm_loss_gradient(logits, targets, pad)
-    note = "It is the gradient of the loss with respect to the logits."
-    if not got.any():
-        note += " Does the result still hang together with the logits, or is it a plain number?"
-    expect_close(got, right, "The gradient", note=note)
+    note = f"{_count(targets, pad)} of {targets.numel()} targets are pad_id."
+    got = _gradient(learner, "lm_loss", logits, note, targets=targets, pad_id=pad)
+    expect_close(got, oracle.lm_loss_gradient(logits, targets, pad), "The gradient", note=note)
 
 
 @lm_loss.check(points=0.25)
@@ -255,7 +231,8 @@ def one_token_leaves_nothing_to_predict(learner, rng):
     note = "Each sequence has one token: no target is left."
     got = learner.call("next_token_loss", logits, tokens)
     expect_close(got, 0.0, "The loss", note=note)
-    _expect_graph(got, note)
+    gradient = _gradient(learner, "next_token_loss", logits.detach(), note, tokens=tokens)
+    expect_close(gradient, np.zeros(logits.shape), "The gradient", note=note)
 
 
 @next_token_loss.check(points=0.25)
@@ -263,12 +240,10 @@ def the_gradient_goes_to_all_places_but_the_last(learner, rng):
     import torch
 
     logits, tokens = _loss_problem(rng)
-    got = _gradient(learner, "next_token_loss", logits, tokens=tokens)
+    note = f"There are {len(tokens)} sequences of {tokens.shape[1]} tokens."
+    got = _gradient(learner, "next_token_loss", logits, note, tokens=tokens)
     targets = torch.full_like(tokens, -100)
     targets[:, :-1] = tokens[:, 1:]
-    note = "It is the gradient of the loss with respect to the logits."
-    if not got.any():
-        note += " Does the result still hang together with the logits, or is it a plain number?"
     expect_close(got, oracle.lm_loss_gradient(logits, targets), "The gradient", note=note)
 
 
@@ -309,7 +284,7 @@ def _compare_mended(learner, model, table, tokens, note):
     got = learner.call("mended_loss", model, tokens)
     right = oracle.next_token_loss(table[tokens], tokens)
     expect_close(got, right, "The loss", note=note, atol=1e-5)
-    _expect_graph(got, "")
+    return got
 
 
 @mended_loss.check(points=0.5)
@@ -325,7 +300,7 @@ def a_model_that_knows_its_sequences_has_almost_no_loss(learner, rng):
     _compare_mended(learner, model, table, tokens, note)
 
 
-@mended_loss.check(points=0.5)
+@mended_loss.check(points=0.25)
 def a_sequence_of_two_tokens_has_one_target(learner, rng):
     import torch
 
@@ -336,7 +311,7 @@ def a_sequence_of_two_tokens_has_one_target(learner, rng):
     _compare_mended(learner, model, table, tokens, note)
 
 
-@mended_loss.check(points=0.5)
+@mended_loss.check(points=0.25)
 def it_is_the_mean_loss_of_each_next_token(learner, rng):
     import torch
 
@@ -345,6 +320,26 @@ def it_is_the_mean_loss_of_each_next_token(learner, rng):
         tokens = torch.tensor(rng.integers(0, V, size=(B, L)))
         note = f"There are {B} sequences of {L} tokens."
         _compare_mended(learner, model, table, tokens, note)
+
+
+@mended_loss.check(points=0.25)
+def scores_in_the_thousands_give_a_finite_loss(learner, rng):
+    import torch
+
+    B, L, V = _sizes(rng, 3)
+    model, table = _language_model(learner, rng, V, 3000.0)
+    tokens = torch.tensor(rng.integers(0, V, size=(B, L)))
+    _compare_mended(learner, model, table, tokens, "The scores are in the thousands.")
+
+
+@mended_loss.check(points=0.25)
+def the_model_can_learn_from_the_loss(learner, rng):
+    import torch
+
+    model, table = _language_model(learner, rng, 5, 0.0)
+    tokens = torch.tensor(np.repeat(rng.integers(0, 5, size=(3, 1)), 4, axis=1))
+    note = "The model gives all 5 tokens the same score."
+    _expect_graph(_compare_mended(learner, model, table, tokens, note), note)
 
 
 # --- smoothed_loss ---
@@ -373,7 +368,7 @@ def without_smoothing_it_is_the_cross_entropy(learner, rng):
     _compare_smoothed(learner, logits[0], targets[0], 0.0, "smoothing is 0; one axis of targets.")
 
 
-@smoothed_loss.check(points=0.5)
+@smoothed_loss.check(points=0.25)
 def the_smoothed_share_is_spread_over_all_classes(learner, rng):
     logits, targets = _loss_problem(rng)
     V = logits.shape[-1]
@@ -411,6 +406,16 @@ def large_logits_stay_finite_and_an_empty_mean_is_0(learner, rng):
     _compare_smoothed(learner, logits[0] / 2000, targets[0] * 0 - 100, 0.1, note)
 
 
+@smoothed_loss.check(points=0.25)
+def the_gradient_of_the_smoothed_loss_is_right(learner, rng):
+    logits, targets = _loss_problem(rng)
+    targets[0, 0] = -100
+    note = f"smoothing is 0.2; one of {targets.numel()} targets is -100."
+    got = _gradient(learner, "smoothed_loss", logits, note, targets=targets, smoothing=0.2)
+    right = oracle.smoothed_loss_gradient(logits, targets, 0.2)
+    expect_close(got, right, "The gradient", note=note)
+
+
 @smoothed_loss.probe
 def more_or_less_smoothing(rng):
     for smoothing in (0.05, 0.5, 0.9):
@@ -426,11 +431,13 @@ predicted_steps = Question("predicted_steps", section=CLIPPING)
 
 
 def _compare_move(learner, places, hints):
-    got = _predicted(learner, "predicted_steps", 4)
+    got = expect_numbers(learner.value("predicted_steps"), "abcd")
     right = oracle.first_steps(gradient=40.0, lr=0.1, max_norm=1.0)
     for place, hint in zip(places, hints, strict=True):
+        letter = "abcd"[place]
+        expect(got[place] >= 0, f"({letter}) {got[place]:.4g}: a distance has no sign.")
         close = math.isclose(got[place], right[place], rel_tol=0.02)
-        expect(close, f"({'abcd'[place]}) The weight does not move by {got[place]:.4g}. {hint}")
+        expect(close, f"({letter}) The weight does not move by {got[place]:.4g}. {hint}")
 
 
 @predicted_steps.check(points=0.25)
@@ -534,6 +541,28 @@ def _expect_weights(learner, model, twin, note):
         expect_close(after.get(name), tensor, what, rtol=1e-3, atol=1e-6, note=note)
 
 
+def _in_two_groups(learner, theirs, ours):
+    """Put the parameters of the first layer and those of the last into groups of their own."""
+    import torch
+
+    (model, _, loss_fn), (twin, _, twin_loss_fn) = theirs, ours
+    rates = (0.2, 0.4)
+    groups = []
+    for place, lr in zip((0, -1), rates, strict=True):
+        parameters = learner.method(learner.method(model, "__getitem__", place), "parameters")
+        # a dict would travel, and its parameters with it: hand over what makes one
+        make = learner.call(
+            "functools.partial", learner.value("builtins.dict"), params=parameters, lr=lr
+        )
+        groups.append(learner.call("itertools.islice", learner.call("builtins.iter", make, 0), 1))
+    opt = learner.call("torch.optim.SGD", learner.call("itertools.chain", *groups))
+    layers = (twin[0], twin[-1])
+    ours_in_groups = torch.optim.SGD(
+        [{"params": layer.parameters(), "lr": lr} for layer, lr in zip(layers, rates, strict=True)]
+    )
+    return (model, opt, loss_fn), (twin, ours_in_groups, twin_loss_fn)
+
+
 def _step(learner, theirs, ours, x, y, *limit):
     """Make one step in both worlds; returns what the answer and the oracle return."""
     (model, opt, loss_fn), (twin, twin_opt, twin_loss_fn) = theirs, ours
@@ -572,12 +601,7 @@ def the_loss_is_that_before_the_step(learner, rng):
 def the_loss_is_a_plain_number(learner, rng):
     theirs, ours = _training(learner, rng, LINEAR, "MSELoss", SGD, stale=False)
     got, right = _step(learner, theirs, ours, *_regression(rng, 5))
-    if hasattr(got, "detach"):
-        kept = ", and holds the graph of its batch" if got.requires_grad else ""
-        raise Failed(f"The loss is a tensor{kept}; expected a Python number.")
-    expect(
-        not isinstance(got, Handle), f"The loss is of type {getattr(got, 'type', '')}, no number."
-    )
+    _expect_number(got, "The loss")
     expect_close(got, right, "The loss")
 
 
@@ -611,6 +635,15 @@ def the_step_uses_gradients_of_norm_max_norm_at_most(learner, rng):
     _step(learner, theirs, ours, x, y, 0.7 * norm)
     note = (
         f"max_norm is {0.7 * norm:.3g}, the norm of all gradients {norm:.3g}, the loss is below 1."
+    )
+    _expect_weights(learner, theirs[0], ours[0], note)
+    theirs, ours = _training(learner, rng, DEEP, "MSELoss", SGD, stale=False)
+    theirs, ours = _in_two_groups(learner, theirs, ours)
+    x, y = _regression(rng, 5, 5.0)
+    limit = 0.3 * oracle.gradient_norm(ours[0], x, y, ours[2])
+    _step(learner, theirs, ours, x, y, limit)
+    note = (
+        f"max_norm is {limit:.3g}; the optimizer has two groups of parameters, one for each layer."
     )
     _expect_weights(learner, theirs[0], ours[0], note)
 
@@ -649,8 +682,7 @@ def the_model_runs_once_in_the_mode_that_it_is_in(learner, rng):
         _step(learner, theirs, ours, *_regression(rng, 6))
         note = f"The model has a batch norm; its mode is {'train' if training else 'eval'}."
         _expect_weights(learner, theirs[0], ours[0], note)
-        mode = learner.attribute(theirs[0], "training")
-        expect(mode == training, f"After the call model.training is {mode}, before it was not.")
+        _expect_mode(learner, theirs[0], training)
 
 
 @train_step.check(points=0.25)
@@ -711,7 +743,7 @@ def the_losses_are_those_before_each_step_and_the_mean_is_a_number(learner, rng)
     theirs, ours = _training(learner, rng, LINEAR, "MSELoss", SGD, stale=False)
     got, right = _epoch(learner, theirs, ours, [_regression(rng, 4)] * 2, 1e6)
     expect_close(got, right, "The loss", note="Two batches of the same size.")
-    expect(not hasattr(got, "detach"), "The loss is a tensor; expected a Python number.")
+    _expect_number(got, "The loss")
 
 
 # --- trapezoid_rate ---
@@ -740,10 +772,12 @@ def it_rises_by_equal_parts_from_the_first_step(learner, rng):
 
 
 @trapezoid_rate.check(points=0.25)
-def between_rise_and_fall_it_stays_at_the_peak(learner, rng):
+def between_rise_and_fall_it_is_the_peak_as_a_plain_number(learner, rng):
     steps, peak, warmup, decay = _schedule(rng)
     places = [warmup - 1, warmup, warmup + 2, steps - decay - 1, steps - decay]
     _compare_rates(learner, places, steps, peak, warmup, decay)
+    got = learner.call("trapezoid_rate", warmup, steps, peak, warmup, decay)
+    _expect_number(got, f"trapezoid_rate({warmup}, {steps}, {peak:.3g}, {warmup}, {decay})")
 
 
 @trapezoid_rate.check(points=0.25)
@@ -770,6 +804,13 @@ def steps_around_the_corners(rng):
 
 accumulate_step = Question("accumulate_step", section=ACCUMULATION, forbid=READY_MADE)
 
+# The mean as many write it. Where no target counts, its gradient is NaN, unlike that of PyTorch's
+# own losses. Source text, since a function cannot travel.
+MASKED_MEAN = (
+    "lambda scores, y: -(scores.log_softmax(-1).gather(-1, y.clamp(min=0)[:, None])[:, 0]"
+    " * (y != -100)).sum() / (y != -100).sum()"
+)
+
 
 def _accumulate(learner, theirs, ours, micro_batches):
     (model, opt, loss_fn), (twin, twin_opt, twin_loss_fn) = theirs, ours
@@ -791,7 +832,7 @@ def one_micro_batch_is_an_ordinary_step(learner, rng):
         _compare_accumulated(learner, rng, layers, loss, optimizer, [batch], note, stale=False)
 
 
-@accumulate_step.check(points=0.75)
+@accumulate_step.check(points=0.5)
 def equal_micro_batches_give_the_step_of_the_joined_batch(learner, rng):
     for layers, loss, optimizer, words in (*KINDS, (LINEAR, "MSELoss", ADAM, "MSELoss and Adam")):
         batches = [_tags(rng, 2, 4) if layers is TAGGER else _regression(rng, 4) for _ in range(3)]
@@ -823,9 +864,22 @@ def a_micro_batch_without_any_target_adds_nothing(learner, rng):
     for place, word in ((1, "second"), (0, "first"), (2, "last")):
         batches = [_tags(rng, 2, 3, 0 if i == place else 6) for i in range(3)]
         note = f"All targets of the {word} of three micro-batches are -100."
-        _compare_accumulated(
-            learner, rng, TAGGER, "CrossEntropyLoss", SGD, batches, note, stale=False
-        )
+        theirs, ours = _training(learner, rng, TAGGER, "CrossEntropyLoss", SGD, stale=False)
+        if place == 1:
+            note += " loss_fn divides the sum of the losses by the number of targets that count."
+            theirs = (*theirs[:2], learner.call("builtins.eval", MASKED_MEAN))
+        _accumulate(learner, theirs, ours, batches)
+        _expect_weights(learner, theirs[0], ours[0], note)
+
+
+@accumulate_step.check(points=0.25)
+def a_loss_that_is_nan_is_not_hidden(learner, rng):
+    import torch
+
+    batches = [_regression(rng, n) for n in (3, 4, 2)]
+    batches[1][0][0] = torch.nan
+    note = "x of the second micro-batch holds NaN, and all its targets count."
+    _compare_accumulated(learner, rng, LINEAR, "MSELoss", SGD, batches, note, stale=False)
 
 
 @accumulate_step.check(points=0.25)
@@ -845,23 +899,34 @@ def gradients_from_before_the_call_do_not_count(learner, rng):
 def each_micro_batch_is_done_before_the_next_is_begun(learner, rng):
     theirs, ours = _training(learner, rng, LINEAR, "MSELoss", SGD, stale=False)
     batches = [_regression(rng, 4) for _ in range(3)]
-    count = _count_backward_passes(learner, theirs[0])
+    diary = _keep_a_diary(learner, theirs[0])
     _accumulate(learner, theirs, ours, batches)
     _expect_weights(learner, theirs[0], ours[0], "There are three micro-batches of the same size.")
+    passes = [name for name, *_ in learner.attribute(diary, "mock_calls")]
     expect(
-        learner.method(count, "__len__") != 2,  # one for the weight, one for the bias
+        passes.count("backward") != 2,  # one for the weight, one for the bias
         "There were three micro-batches and one backward pass: the graphs of all three were in "
         "memory at once.",
     )
+    expect(
+        ("forward", "forward") not in itertools.pairwise(passes),
+        "The model ran on a second micro-batch before the backward pass of the first: the graphs "
+        "of both were in memory at once.",
+    )
 
 
-def _count_backward_passes(learner, model):
-    """Return what grows by one each time that a parameter gets a gradient from backward()."""
-    count = learner.call("collections.deque")
-    append = learner.attribute(count, "append")
-    hook = "register_post_accumulate_grad_hook"
-    _of_parameters(learner, model, learner.call("operator.methodcaller", hook, append))
-    return count
+def _keep_a_diary(learner, model):
+    """Return what notes the passes of a model, in order: see its ``mock_calls``.
+
+    A line ``forward`` for each run, a line ``backward`` for the gradient of each parameter.
+    """
+    silent = {"forward.return_value": None, "backward.return_value": None}
+    diary = learner.call("unittest.mock.Mock", **silent)
+    learner.method(model, "register_forward_pre_hook", learner.attribute(diary, "forward"))
+    note = learner.attribute(diary, "backward")
+    # a hook of the tensor, not of its .grad: torch.autograd.grad calls it too
+    _of_parameters(learner, model, learner.call("operator.methodcaller", "register_hook", note))
+    return diary
 
 
 # --- normalized_entropy ---
@@ -956,10 +1021,10 @@ def _evaluate(learner, rng, layers, batches, note, training=True):
     right = oracle.evaluate(twin, batches)
     for name, mine, expected in zip(("loss", "accuracy"), got, right, strict=True):
         expect_close(mine, expected, f"The {name}", note=note)
-    return model, twin
+    return got, model, twin
 
 
-@mended_evaluate.check(points=0.5)
+@mended_evaluate.check(points=0.25)
 def nothing_is_dropped(learner, rng):
     batches = [_tags(rng, 4, 5), _tags(rng, 4, 5)]
     note = "The model has dropout, and was in training mode. All targets count."
@@ -990,10 +1055,17 @@ def the_model_comes_back_as_it_was(learner, rng):
         ]
         words = "train" if training else "eval"
         note = f"The model has a batch norm; its mode was {words}. All targets count."
-        model, twin = _evaluate(learner, rng, NORMS, batches, note, training)
+        _, model, twin = _evaluate(learner, rng, NORMS, batches, note, training)
         _expect_weights(learner, model, twin, note)
-        mode = learner.attribute(model, "training")
-        expect(mode == training, f"After the call model.training is {mode}, before it was not.")
+        _expect_mode(learner, model, training)
+
+
+@mended_evaluate.check(points=0.25)
+def loss_and_accuracy_are_plain_numbers(learner, rng):
+    note = "One batch of 6 targets, all of which count. The model has no dropout."
+    got, *_ = _evaluate(learner, rng, TAGGER, [_tags(rng, 2, 3)], note)
+    for name, number in zip(("loss", "accuracy"), got, strict=True):
+        _expect_number(number, f"The {name}")
 
 
 # --- mended_masked_softmax ---
@@ -1030,6 +1102,8 @@ def weights_have_the_type_of_the_scores(learner, rng):
 
 @mended_masked_softmax.check(points=0.5)
 def hidden_keys_get_nothing_whatever_the_scores(learner, rng):
+    import torch
+
     for dtype, low in (("float16", 20_000), ("float32", 3_000_000), ("bfloat16", 3_000_000)):
         scores, mask = _scores(rng, 4, 6, dtype=dtype)
         scores = (scores - low).to(scores.dtype)
@@ -1038,15 +1112,35 @@ def hidden_keys_get_nothing_whatever_the_scores(learner, rng):
     scores, mask = _scores(rng, 4, 6)
     note = "The scores of hidden keys are 500 higher than those of allowed ones, in float32."
     _compare_masked(learner, scores + 500 * ~mask, mask, note)
+    for dtype in ("float16", "float32", "bfloat16"):
+        lowest = torch.finfo(getattr(torch, dtype)).min
+        note = f"All scores are the lowest finite number of {dtype}."
+        _compare_masked(learner, scores.to(getattr(torch, dtype)) * 0 + lowest, mask, note)
 
 
-@mended_masked_softmax.check(points=0.5)
+@mended_masked_softmax.check(points=0.25)
 def a_query_without_a_key_has_weights_of_0(learner, rng):
     for dtype in ("float32", "float16"):
         scores, mask = _scores(rng, 2, 4, 5, dtype=dtype)
         mask[0, int(rng.integers(4))] = False
         note = f"One query has no allowed key; the scores are near 0, in {dtype}."
         _compare_masked(learner, scores, mask, note)
+
+
+@mended_masked_softmax.check(points=0.25)
+def the_gradient_is_finite_and_0_without_a_key(learner, rng):
+    import torch
+
+    for empty in (False, True):
+        scores, mask = _scores(rng, 4, 5, dtype="float64")
+        mask[int(rng.integers(4))] &= not empty
+        upstream = torch.tensor(rng.normal(size=(4, 5)))
+        note = f"{'One query has no' if empty else 'All queries have an'} allowed key."
+        got = _gradient(
+            learner, "mended_masked_softmax", scores, note, upstream=upstream, mask=mask
+        )
+        right = oracle.masked_softmax_gradient(scores, mask, upstream)
+        expect_close(got, right, "The gradient of the scores", note=note)
 
 
 @mended_masked_softmax.check(points=0.25)
@@ -1079,12 +1173,42 @@ def _count(targets, value):
 
 def _expect_graph(got, note):
     """Check that backward() can be called on a result."""
-    if not getattr(got, "requires_grad", False):
-        raise Failed(f"{note} The result has no graph: backward() on it would fail.".strip())
+    if not hasattr(got, "detach"):
+        kind = got.type if isinstance(got, Handle) else type(got).__name__
+        raise Failed(f"{note} The result is of type {kind}, no tensor: it has no backward().")
+    if not got.requires_grad:
+        raise Failed(f"{note} The result has no graph: backward() on it would fail.")
 
 
-def _gradient(learner, name, logits, **arguments):
-    """Return the gradient of an answer with respect to its logits."""
+def _gradient(learner, name, scores, note, upstream=None, **arguments):
+    """Return the gradient of an answer with respect to its first argument."""
+    _expect_graph(learner.call(name, scores.clone().requires_grad_(), **arguments), note)
     function = learner.call("functools.partial", learner.value(name), **arguments)
-    _, gradient = learner.call("torch.autograd.functional.vjp", function, logits)
-    return gradient
+    outcome = learner.operate(
+        "call", "torch.autograd.functional.vjp", [function, scores, upstream], {"strict": True}
+    )
+    if "independent of input" in outcome.get("error", {}).get("message", ""):
+        raise Failed(
+            f"{note} The result has a graph, but one that does not reach the scores: backward() "
+            "gives them no gradient, not even zeros."
+        )
+    if "error" in outcome:
+        raise LearnerError(outcome["error"])
+    return outcome["value"][1]
+
+
+def _expect_number(got, what):
+    """Check that a result is a number of Python."""
+    if isinstance(got, int | float):  # float64 of NumPy is a float
+        return
+    if hasattr(got, "detach"):
+        kept = ", and holds the graph of its batch" if got.requires_grad else ""
+        raise Failed(f"{what} is a tensor{kept}; expected a Python number.")
+    kind = got.type if isinstance(got, Handle) else type(got).__name__
+    raise Failed(f"{what} is of type {kind}; expected a Python number.")
+
+
+def _expect_mode(learner, model, training):
+    mode = learner.attribute(model, "training")
+    message = f"After the call model.training is {mode}, before it was {training}."
+    expect(mode == training, message)

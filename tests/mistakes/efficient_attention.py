@@ -57,6 +57,19 @@ def _dense(Q, K, V, mask=None):
     return _softmax_or_zeros(_hide(Q @ _t(K) / _root(Q), mask)) @ V
 
 
+def _two_matrices(Q, K, V, mask=None):
+    """Do the same with two matrices at a time: between what is usual in float32 and in float64."""
+    s = Q @ _t(K)
+    s /= _root(Q)
+    if mask is not None:
+        np.copyto(s, -np.inf, where=~mask)
+    top = s.max(axis=-1, keepdims=True)
+    s -= np.where(np.isneginf(top), 0.0, top)
+    powers = np.exp(s)
+    total = powers.sum(axis=-1, keepdims=True)
+    return powers @ V / np.where(total == 0, 1.0, total)
+
+
 # --- predicted_score_memory ---
 
 
@@ -131,6 +144,9 @@ def _chunked(
     safe=True,
     guard=True,
     cut=None,
+    empty_rows=None,
+    beyond=0,
+    hide_nan=False,
 ):
     L_k = K.shape[-2]
     q = Q / (_root(Q) if root is None else root)
@@ -138,7 +154,7 @@ def _chunked(
         mask = np.broadcast_to(mask, (*Q.shape[:-1], L_k))
     top = np.full((*Q.shape[:-1], 1), first)
     total, weighted = np.zeros(top.shape), np.zeros((*Q.shape[:-1], V.shape[-1]))
-    for start in range(0, L_k - reach * (chunk_size - 1), chunk_size):
+    for start in range(0, L_k - reach * (chunk_size - 1) + beyond, chunk_size):
         part = slice(start, start + chunk_size)
         s = q @ _t(K[..., part, :])
         if mask is not None:
@@ -150,7 +166,12 @@ def _chunked(
         total = (factor if correct_total else 1) * total + p.sum(axis=-1, keepdims=True)
         weighted = (factor if correct_weighted else 1) * weighted + p @ V[..., part, :]
         top = finite if keep_finite else new
-    return weighted / (np.where(total == 0, 1.0, total) if guard else total)
+    output = weighted / (np.where(total == 0, 1.0, total) if guard else total)
+    if hide_nan:
+        return np.nan_to_num(output)
+    if empty_rows is None or mask is None:
+        return output
+    return np.where(np.any(mask, axis=-1, keepdims=True), output, empty_rows)
 
 
 def _wrong_chunks(id, believed, tell, section=CHUNKED, **options):
@@ -237,6 +258,54 @@ chunked_mask_fill_finite = _wrong_chunks(
     "What does a softmax make of a row in which all scores are -1e9?",
     NOTHING_YET,
     hidden=-1e9,
+)
+chunked_mask_fill_out_of_reach = _wrong_chunks(
+    "chunked-mask-fill-out-of-reach",
+    "A hidden key gets a score so low that no real score can be lower.",
+    "What does a softmax make of a row in which all scores are the same large negative number?",
+    NOTHING_YET,
+    hidden=-1e30,
+)
+chunked_mask_fill_of_a_billion = _wrong_chunks(
+    "chunked-mask-fill-of-a-billion",
+    "A hidden key gets a score of -1e9; the rows without a key are set to 0 at the end.",
+    "Is your fill lower than every allowed score?",
+    NOTHING_YET,
+    hidden=-1e9,
+    empty_rows=0.0,
+)
+chunked_mask_fill_of_ten_thousand = _wrong_chunks(
+    "chunked-mask-fill-of-ten-thousand",
+    "A hidden key gets a score of -1e4; the rows without a key are set to 0 at the end.",
+    "Is your fill lower than every allowed score?",
+    NOTHING_YET,
+    hidden=-1e4,
+    empty_rows=0.0,
+)
+online_softmax_start_of_a_billion = _wrong_chunks(
+    "online-softmax-start-of-a-billion",
+    "The running maximum may start at -1e9, which no score reaches.",
+    "Is the start of your running maximum lower than every score? Which number would be?",
+    NOTHING_YET,
+    first=-1e9,
+)
+online_softmax_start_and_fill_finite = _wrong_chunks(
+    "online-softmax-start-and-fill-finite",
+    "With -1e9 as the start and as the score of a hidden key no NaN can arise.",
+    "A query that may see no key: what are its exponentials if start and scores are both -1e9?",
+    NOTHING_YET,
+    first=-1e9,
+    hidden=-1e9,
+)
+chunked_nan_hidden = _wrong_chunks(
+    "chunked-nan-hidden",
+    "A NaN at the end means that the query saw no key, so it may become 0.",
+    "The output is 0 although the query sees keys later. Is there a NaN in your sums that you "
+    "turned into 0? What is -inf - (-inf)?",
+    NOTHING_YET,
+    safe=False,
+    guard=False,
+    hide_nan=True,
 )
 chunked_mask_fill_not_low_enough = _wrong_chunks(
     "chunked-mask-fill-not-low-enough",
@@ -424,7 +493,20 @@ def chunked_maximum_of_the_chunk(Q, K, V, chunk_size, mask=None):
     section=MEMORY,
 )
 def chunked_dense_inside(Q, K, V, chunk_size, mask=None):
-    return _dense(Q, K, V, mask)
+    return _two_matrices(Q, K, V, mask)
+
+
+@mistake(
+    "chunked_attention",
+    believed="A mask of booleans is small, so all of it may be made, or turned round, at once.",
+    tell="The mask that was passed has one row. How large is what you compute from all of it, "
+    "or what you make where none was passed?",
+    section=MEMORY,
+)
+def chunked_mask_in_full(Q, K, V, chunk_size, mask=None):
+    whole = (*Q.shape[:-1], K.shape[-2])
+    hidden = np.zeros(whole, dtype=bool) if mask is None else ~np.broadcast_to(mask, whole)
+    return _chunked(Q, K, V, chunk_size, hidden, cut=lambda mask, part: ~mask[..., part])
 
 
 @mistake(
@@ -447,7 +529,7 @@ def chunked_mask_as_a_full_bias(Q, K, V, chunk_size, mask=None):
     section=CHUNKED,
 )
 def chunked_all_axes_reversed(Q, K, V, chunk_size, mask=None):
-    Q @ K.T
+    Q[..., :1, :] @ K.T  # an error where there are leading axes
     return _chunked(Q, K, V, chunk_size, mask)
 
 
@@ -515,6 +597,14 @@ mended_chunks_max_starts_at_zero = _wrong_mending(
     "What happens to scores that are all near -2000?",
     NOTHING_YET,
     first=0.0,
+)
+
+
+mended_chunks_empty_chunk = _wrong_mending(
+    "mended-chunks-empty-chunk",
+    "The range has to end after the last key, so one is added.",
+    "If the chunk size divides the number of keys: which values has `begin`?",
+    beyond=1,
 )
 
 
@@ -688,7 +778,15 @@ backward_values_from_scores = _wrong_backward(
     section=MEMORY,
 )
 def backward_dense_inside(doutput, Q, K, V, output, logsumexp, chunk_size):
-    return _backward(doutput, Q, K, V, output, logsumexp, max(K.shape[-2], 1))
+    weights = Q @ _t(K)
+    weights /= _root(Q)
+    weights -= logsumexp[..., None]
+    np.exp(weights, out=weights)
+    dscores = doutput @ _t(V)
+    dscores -= (doutput * output).sum(axis=-1, keepdims=True)
+    dscores *= weights
+    dscores /= _root(Q)
+    return dscores @ K, _t(dscores) @ Q, _t(weights) @ doutput
 
 
 @mistake(
@@ -698,7 +796,7 @@ def backward_dense_inside(doutput, Q, K, V, output, logsumexp, chunk_size):
     section=BACKWARD,
 )
 def backward_all_axes_reversed(doutput, Q, K, V, output, logsumexp, chunk_size):
-    Q @ K.T
+    Q[..., :1, :] @ K.T  # an error where there are leading axes
     return _backward(doutput, Q, K, V, output, logsumexp, chunk_size)
 
 
@@ -826,7 +924,38 @@ def query_chunk_block_diagonal(Q, K, V, chunk_size):
     section=MEMORY,
 )
 def query_chunk_dense_inside(Q, K, V, chunk_size):
-    return _dense(Q, K, V, np.tri(Q.shape[-2], dtype=bool))
+    return _two_matrices(Q, K, V, np.tri(Q.shape[-2], dtype=bool))
+
+
+def _by_queries_with(causal, Q, K, V, chunk_size):
+    output = np.empty((*Q.shape[:-1], V.shape[-1]))
+    for start in range(0, Q.shape[-2], chunk_size):
+        stop = min(start + chunk_size, Q.shape[-2])
+        scores = Q[..., start:stop, :] @ _t(K[..., :stop, :]) / _root(Q)
+        allowed = causal[start:stop, :stop] != 0
+        output[..., start:stop, :] = _softmax(_hide(scores, allowed)) @ V[..., :stop, :]
+    return output
+
+
+@mistake(
+    "causal_attention_by_query_chunks",
+    believed="A mask of booleans is small, so the one of all pairs may be made once.",
+    tell="How many entries has your causal mask? Which of them does one chunk need?",
+    section=QUERY_CHUNKS,
+)
+def query_chunk_whole_boolean_mask(Q, K, V, chunk_size):
+    causal = np.tril(np.ones((Q.shape[-2], Q.shape[-2]), dtype=bool))
+    return _by_queries_with(causal, Q, K, V, chunk_size)
+
+
+@mistake(
+    "causal_attention_by_query_chunks",
+    believed="Only the scores of all pairs are large; a triangle of ones is no score.",
+    tell="How many entries has your triangle of ones? Which of them does one chunk need?",
+    section=QUERY_CHUNKS,
+)
+def query_chunk_whole_triangle_of_numbers(Q, K, V, chunk_size):
+    return _by_queries_with(np.tril(np.ones((Q.shape[-2],) * 2)), Q, K, V, chunk_size)
 
 
 @mistake(
@@ -927,14 +1056,14 @@ pairs_only_even_query_chunks = _pairs(
 # --- mended_window_attention ---
 
 
-def _windowed(Q, K, V, window, chunk_size, *, place=0, shift=0, causal=True):
+def _windowed(Q, K, V, window, chunk_size, *, local_i=False, local_j=False, shift=0, causal=True):
     L = Q.shape[-2]
     output = np.zeros((*Q.shape[:-1], V.shape[-1]))
     for start in range(0, L, chunk_size):
         stop = min(start + chunk_size, L)
         first = max(0, start - window)
-        i = np.arange(start, stop)[:, None] - (start if place else 0)
-        j = np.arange(first, stop) - {0: 0, 1: first, 2: 0, 3: start}[place]
+        i = np.arange(start, stop)[:, None] - (start if local_i else 0)
+        j = np.arange(first, stop) - (first if local_j else 0)
         allowed = (j > i - window - shift) & ((j <= i) | (not causal))
         s = Q[..., start:stop, :] @ _t(K[..., first:stop, :]) / _root(Q)
         output[..., start:stop, :] = _softmax(_hide(s, allowed)) @ V[..., first:stop, :]
@@ -952,7 +1081,8 @@ mended_window_positions_still_local = _wrong_window(
     "mended-window-positions-still-local",
     "The only fault is the number of tokens in the window.",
     "In the second chunk: which token is row 0, and which is column 0?",
-    place=1,
+    local_i=True,
+    local_j=True,
 )
 mended_window_still_one_too_many = _wrong_window(
     "mended-window-still-one-too-many",
@@ -970,7 +1100,13 @@ mended_window_only_keys_in_the_sequence = _wrong_window(
     "mended-window-only-keys-in-the-sequence",
     "Only the keys have to count from the beginning of the sequence.",
     "Both i and j are compared. Are they counted from the same place?",
-    place=2,
+    local_i=True,
+)
+mended_window_only_queries_in_the_sequence = _wrong_window(
+    "mended-window-only-queries-in-the-sequence",
+    "Only the queries have to count from the beginning of the sequence.",
+    "Column 0 is token `oldest`. What is j there?",
+    local_j=True,
 )
 mended_window_not_causal = _wrong_window(
     "mended-window-not-causal",
@@ -1254,6 +1390,17 @@ def topk_more_than_there_are(Q, K, V, k, causal=True):
 
 @mistake(
     "topk_attention",
+    believed="The k-th entry from the end of a sorted row is always there.",
+    tell="How many keys are there, and how large is k?",
+    section=TOPK,
+)
+def topk_index_beyond_the_keys(Q, K, V, k, causal=True):
+    scores = _causal_scores(Q, K, causal)
+    return _softmax(_hide(scores, scores >= np.sort(scores)[..., -k, None])) @ V
+
+
+@mistake(
+    "topk_attention",
     believed="The future is hidden only where it is asked for.",
     tell="What is the default of `causal`? Change the last token and look at the first.",
     section=TOPK,
@@ -1358,19 +1505,27 @@ def _phi(x):
     return np.where(x > 0, x + 1.0, np.exp(np.minimum(x, 0.0)))
 
 
-def _linear(Q, K, V, causal=False, *, phi=_phi, phi_k=None, offset=0, normalize="sum"):
+def _linear(
+    Q,
+    K,
+    V,
+    causal=False,
+    *,
+    phi=_phi,
+    phi_k=None,
+    past=lambda sums, places: sums,
+    axis=-3,
+    normalize="sum",
+):
     q, k = phi(Q), (phi if phi_k is None else phi_k)(K)
     if not causal:
         numerator = q @ (_t(k) @ V)
         total = k.sum(axis=-2, keepdims=True)
     else:
         numerator = np.einsum(
-            "...lk,...lkv->...lv", q, _running(k[..., :, None] * V[..., None, :], -3)
+            "...lk,...lkv->...lv", q, past(_running(k[..., :, None] * V[..., None, :], axis), 3)
         )
-        total = _running(k, -2)
-        if offset:
-            numerator -= (q * k).sum(axis=-1, keepdims=True) * V
-            total = total - k
+        total = past(_running(k, -2), 2)
     if normalize == "none" or (normalize == "causal" and not causal):
         return numerator
     if normalize == "length":
@@ -1378,6 +1533,8 @@ def _linear(Q, K, V, causal=False, *, phi=_phi, phi_k=None, offset=0, normalize=
         return numerator / count
     if normalize == "whole":
         total = k.sum(axis=-2, keepdims=True)
+    if normalize == "scaled":
+        numerator /= _root(Q)
     if normalize == "eps":
         return numerator / ((q * total).sum(axis=-1, keepdims=True) + 1)
     return numerator / (q * total).sum(axis=-1, keepdims=True)
@@ -1385,6 +1542,13 @@ def _linear(Q, K, V, causal=False, *, phi=_phi, phi_k=None, offset=0, normalize=
 
 def _running(x, axis):
     return np.cumsum(x, axis=axis)
+
+
+def _without_the_present(sums, places):
+    """Move running sums on by a token; the tokens are the axis so many places from the end."""
+    sums = np.roll(sums, 1, axis=-places)
+    sums[(..., 0, *[slice(None)] * (places - 1))] = 0
+    return sums
 
 
 def _wrong_linear(id, believed, tell, section=LINEAR, **options):
@@ -1438,7 +1602,7 @@ linear_attention_exp_overflows = _wrong_linear(
 )
 linear_attention_scaled = _wrong_linear(
     "linear-attention-scaled",
-    "Queries are divided by the root of d_k here too.",
+    "Queries and keys share a division by the root of d_k here too.",
     "Does the root of d_k stand in the formula of linear attention?",
     phi_k=None,
     phi=lambda x: _phi(x / _root(x) ** 0.5),
@@ -1479,7 +1643,34 @@ linear_attention_causal_off_by_one = _wrong_linear(
     "The state holds the tokens before the present one.",
     "What does token 0 see?",
     RECURRENCE,
-    offset=1,
+    past=_without_the_present,
+)
+linear_attention_state_of_the_past = _wrong_linear(
+    "linear-attention-state-of-the-past",
+    "The state is read before the present token is written; the normalizer is another matter.",
+    "The denominator of token 0 holds token 0. And its numerator?",
+    RECURRENCE,
+    past=lambda sums, places: _without_the_present(sums, 3) if places == 3 else sums,
+)
+linear_attention_state_summed_over_features = _wrong_linear(
+    "linear-attention-state-summed-over-features",
+    "The tokens are the last axis but one, in the products as in K.",
+    "k[..., :, None] * V[..., None, :] has one axis more than K. Which are its last three?",
+    RECURRENCE,
+    axis=-2,
+)
+linear_attention_queries_scaled = _wrong_linear(
+    "linear-attention-queries-scaled",
+    "The queries are divided by the root of d_k, as always.",
+    "Does the root of d_k stand in the formula of linear attention?",
+    phi_k=_phi,
+    phi=lambda x: _phi(x / _root(x)),
+)
+linear_attention_output_scaled = _wrong_linear(
+    "linear-attention-output-scaled",
+    "The sum over the keys is divided by the root of d_k.",
+    "If all values are equal, what is your output? Which number stands beside the denominator?",
+    normalize="scaled",
 )
 
 
@@ -1581,6 +1772,16 @@ def linear_attention_all_pairs(Q, K, V, causal=False):
     if causal:
         weights = weights * np.tri(Q.shape[-2])
     return weights @ V / weights.sum(axis=-1, keepdims=True)
+
+
+@mistake(
+    "linear_attention",
+    believed="The brackets can be moved over all keys only; the causal form needs a triangle.",
+    tell="With causal=True: which of your arrays has an entry for each pair of tokens?",
+    section=MEMORY,
+)
+def linear_attention_all_pairs_if_causal(Q, K, V, causal=False):
+    return linear_attention_all_pairs.answer(Q, K, V, True) if causal else _linear(Q, K, V)
 
 
 @mistake(
@@ -1784,6 +1985,12 @@ cache_never_cut = _wrong_cache(
     "How many rows has your cache after 9 tokens with a window of 3?",
     keep=lambda x, window: x,
 )
+cache_cut_from_minus_zero = _wrong_cache(
+    "cache-cut-from-minus-zero",
+    "The last window - 1 rows are those from -(window - 1) on.",
+    "For a window of 1: what is x[..., -0:, :]?",
+    keep=lambda x, window: x if window is None else x[..., -(window - 1) :, :],
+)
 cache_keeps_the_oldest = _wrong_cache(
     "cache-keeps-the-oldest",
     "The first `window` rows are the window.",
@@ -1873,6 +2080,20 @@ def cache_overwritten(Q, K, V, cache=None, window=None):
         for array in cache:
             array[...] = np.roll(array, -1, axis=-2)
     return result
+
+
+@mistake(
+    "cached_attention",
+    believed="With a window the cache is a buffer of fixed size that may be written over.",
+    tell="A cache that is full: is the array that was passed still what it was after the call?",
+    section=CACHE,
+)
+def cache_overwritten_when_full(Q, K, V, cache=None, window=None):
+    output, new = _cached(Q, K, V, cache, window)
+    if cache is not None and window is not None and cache[0].shape == new[0].shape:
+        for old, latest in zip(cache, new, strict=True):
+            old[...] = latest
+    return output, new
 
 
 @mistake(

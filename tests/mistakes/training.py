@@ -4,6 +4,7 @@ What surrounds the fault is right; PyTorch is imported where it is needed.
 """
 
 import functools
+import itertools
 import math
 
 from autograder.mistakes import mistake, mistake_value
@@ -35,6 +36,12 @@ guess_in_bits = _losses(
     (5.64, 2.95, 1.5),
     "Entropies are measured in bits.",
     "Which logarithm does the question ask for, and which does PyTorch use?",
+)
+guess_in_decimal_logarithms = _losses(
+    "guess-in-decimal-logarithms",
+    (1.7, 2.95, 1.5),
+    "log is the logarithm to base 10, as on a calculator.",
+    "Which logarithm does the question ask for? A calculator has two keys.",
 )
 guess_is_the_probability = _losses(
     "guess-is-the-probability",
@@ -74,6 +81,13 @@ floor_without_the_logarithm = _losses(
     (3.91, 0.05, 1.5),
     "The loss is the probability that the second softmax gives.",
     "0.05 is what the right token gets from the second softmax. What does the loss make of it?",
+    TWICE,
+)
+floor_with_fifty_zeros = _losses(
+    "floor-with-fifty-zeros",
+    (3.91, 2.96, 1.5),
+    "Beside the one stand 50 zeros.",
+    "How many tokens are there in all, and how many of them have the probability 0?",
     TWICE,
 )
 padding_leaves_the_loss_alone = _losses(
@@ -184,7 +198,7 @@ def loss_minus_100_taken_for_a_class(logits, targets, pad_id=None):
 
 @_lm(
     believed="The mean is taken over all places; padding adds 0 to the sum.",
-    tell="Your sum is right. By how many targets do you divide it?",
+    tell="By how many targets do you divide the sum? Print the number beside that of the targets.",
 )
 def loss_divided_by_all_places(logits, targets, pad_id=None):
     scores, targets = _flat(logits, targets, pad_id)
@@ -253,6 +267,20 @@ def loss_zero_as_a_number(logits, targets, pad_id=None):
 
 
 @_lm(
+    believed="A new 0 with requires_grad=True has a backward().",
+    tell="Call backward() on your result where no target counts, and print logits.grad. Is it 0, "
+    "or None?",
+)
+def loss_zero_that_hangs_on_nothing(logits, targets, pad_id=None):
+    import torch
+
+    scores, targets = _flat(logits, targets, pad_id)
+    if (targets != -100).any():
+        return _mean(scores, targets)
+    return torch.tensor(0.0, requires_grad=True)
+
+
+@_lm(
     believed="The loss wants probabilities.",
     tell="What does cross_entropy do to its input first?",
 )
@@ -303,11 +331,19 @@ def loss_softmax_over_the_places(logits, targets, pad_id=None):
 
 
 @_lm(
-    believed="A loss is a number.",
-    tell="What does `.item()` (or `.detach()`) cut off, and who needs it?",
+    believed="Only the value of a loss matters.",
+    tell="What does `.detach()` (or `no_grad`) cut off, and who needs it?",
 )
 def loss_cut_off_from_the_logits(logits, targets, pad_id=None):
     return _mean(*_flat(logits, targets, pad_id)).detach()
+
+
+@_lm(
+    believed="A loss is a number.",
+    tell="What does `.item()` cut off, and who needs it?",
+)
+def loss_as_a_number(logits, targets, pad_id=None):
+    return _mean(*_flat(logits, targets, pad_id)).item()
 
 
 @_lm(
@@ -440,6 +476,19 @@ def next_token_zero_without_a_graph(logits, tokens):
 
 
 @_next(
+    believed="A new 0 with requires_grad=True has a backward().",
+    tell="Call backward() on your result for sequences of one token, and print logits.grad. Is it "
+    "0, or None?",
+)
+def next_token_zero_that_hangs_on_nothing(logits, tokens):
+    import torch
+
+    if tokens.shape[1] == 1:
+        return torch.tensor(0.0, requires_grad=True)
+    return _mean(*_flat(logits[:, :-1], tokens[:, 1:]))
+
+
+@_next(
     believed="For one token the number 0.0 will do.",
     tell="Call backward() on your result for sequences of one token. Has a float one?",
 )
@@ -518,11 +567,19 @@ def next_token_zero_ignored(logits, tokens):
 
 
 @_next(
-    believed="A loss is a number.",
-    tell="What does `.item()` (or `.detach()`) cut off, and who needs it?",
+    believed="Only the value of a loss matters.",
+    tell="What does `.detach()` (or `no_grad`) cut off, and who needs it?",
 )
 def next_token_cut_off_from_the_logits(logits, tokens):
     return _mean(*_flat(logits[:, :-1], tokens[:, 1:])).detach()
+
+
+@_next(
+    believed="A loss is a number.",
+    tell="What does `.item()` cut off, and who needs it?",
+)
+def next_token_as_a_number(logits, tokens):
+    return _mean(*_flat(logits[:, :-1], tokens[:, 1:])).item()
 
 
 @_next(
@@ -542,7 +599,7 @@ _mended_loss = functools.partial(mistake, "mended_loss")
 
 @_mended_loss(
     believed="The shift was the fault.",
-    tell="The shift is right now. What does cross_entropy do to what you give it?",
+    tell="What does cross_entropy do first to what it is given? What do you give it?",
     section=TWICE,
 )
 def mended_loss_still_softmax(model, tokens):
@@ -552,7 +609,7 @@ def mended_loss_still_softmax(model, tokens):
 
 @_mended_loss(
     believed="The softmax was the fault.",
-    tell="The scores are right now. Follow A B C D: which token meets which scores?",
+    tell="Follow A B C D through your function: which token meets which scores?",
     section=SHIFTED,
 )
 def mended_loss_still_shifted_twice(model, tokens):
@@ -565,7 +622,7 @@ def mended_loss_still_shifted_twice(model, tokens):
 
 @_mended_loss(
     believed="With two shifts in the code, none is left if both go.",
-    tell="Now nothing is shifted. Which token does the model already see where it predicts it?",
+    tell="Which token has the model already seen at place t, and which is its target there?",
     section=SHIFTED,
 )
 def mended_loss_without_a_shift(model, tokens):
@@ -583,11 +640,11 @@ def mended_loss_inputs_are_targets(model, tokens):
 
 
 @_mended_loss(
-    believed="A logarithm makes up for the softmax, and nll_loss does the rest.",
-    tell="The scores are logarithms of probabilities now. And the shift: how often is it made?",
+    believed="The scores are those of the token before.",
+    tell="Follow A B C D through your function: does each place predict what follows it?",
     section=SHIFTED,
 )
-def mended_loss_log_softmax_shifted_backwards(model, tokens):
+def mended_loss_shifted_backwards(model, tokens):
     return _mean(*_flat(model(tokens)[:, 1:], tokens[:, :-1]))
 
 
@@ -601,6 +658,48 @@ def mended_loss_nll_of_probabilities(model, tokens):
 
     scores, targets = _flat(model(tokens[:, :-1]).softmax(dim=-1), tokens[:, 1:])
     return F.nll_loss(scores, targets)
+
+
+def _log_of_softmax(model, tokens, change):
+    """Return the mean loss by way of probabilities, which `change` may alter."""
+    scores, targets = _flat(model(tokens[:, :-1]), tokens[:, 1:])
+    return -change(scores.softmax(dim=-1)).log().gather(1, targets[:, None]).mean()
+
+
+@_mended_loss(
+    believed="The logarithm of a softmax can be taken in two steps.",
+    tell="What is log(0)? How small can a probability of your softmax become?",
+    section=TARGET,
+)
+def mended_loss_log_of_softmax(model, tokens):
+    return _log_of_softmax(model, tokens, lambda p: p)
+
+
+@_mended_loss(
+    believed="Probabilities that are kept away from 0 make the logarithm safe.",
+    tell="How large can your loss become at most? Try scores in the thousands.",
+    section=TARGET,
+)
+def mended_loss_clamped_probabilities(model, tokens):
+    return _log_of_softmax(model, tokens, lambda p: p.clamp(min=1e-9))
+
+
+@_mended_loss(
+    believed="Only the value of a loss matters.",
+    tell="What does `.detach()` (or `no_grad`) cut off, and who needs it?",
+    section=TARGET,
+)
+def mended_loss_cut_off_from_the_model(model, tokens):
+    return _mean(*_flat(model(tokens[:, :-1]), tokens[:, 1:])).detach()
+
+
+@_mended_loss(
+    believed="A loss is a number.",
+    tell="What does `.item()` cut off, and who needs it?",
+    section=TARGET,
+)
+def mended_loss_as_a_number(model, tokens):
+    return _mean(*_flat(model(tokens[:, :-1]), tokens[:, 1:])).item()
 
 
 # --- smoothed_loss ---
@@ -718,6 +817,34 @@ def smoothing_log_of_softmax(logits, targets, smoothing):
 
 
 @_smoothed(
+    believed="A small number inside the logarithm does no harm.",
+    tell="How large can -log p become at most in your loss? Try scores in the thousands.",
+)
+def smoothing_log_with_a_small_number(logits, targets, smoothing):
+    keep = targets != -100
+    logs = (logits[keep].softmax(dim=-1) + 1e-9).log()
+    right = logs.gather(-1, targets[keep][:, None])[:, 0]
+    losses = -(1 - smoothing) * right - smoothing * logs.mean(dim=-1)
+    return losses.sum() / max(len(losses), 1)
+
+
+@_smoothed(
+    believed="Only the value of a loss matters.",
+    tell="What does `.detach()` (or `no_grad`) cut off, and who needs it?",
+)
+def smoothing_cut_off_from_the_logits(logits, targets, smoothing):
+    return _smooth(logits.detach(), targets, 1 - smoothing, smoothing / logits.shape[-1])
+
+
+@_smoothed(
+    believed="A loss is a number.",
+    tell="What does `.item()` cut off, and who needs it?",
+)
+def smoothing_as_a_number(logits, targets, smoothing):
+    return _smooth(logits, targets, 1 - smoothing, smoothing / logits.shape[-1]).item()
+
+
+@_smoothed(
     believed="Only the target's part looks at which targets count.",
     tell="At a place whose target is -100, does the part of all classes count in your sum?",
 )
@@ -814,9 +941,9 @@ def smoothing_softmax_along_axis_1(logits, targets, smoothing):
 # --- predicted_steps ---
 
 
-def _steps(id, value, believed, tell):
+def _steps(id, value, believed, tell, section=CLIPPING):
     return mistake_value(
-        "predicted_steps", id, value, believed=believed, tell=tell, section=CLIPPING
+        "predicted_steps", id, value, believed=believed, tell=tell, section=section
     )
 
 
@@ -825,12 +952,14 @@ steps_of_adam_follow_the_gradient = _steps(
     (4.0, 0.1, 4.0, 0.1),
     "Adam's first step is that of SGD.",
     "What does Adam divide its mean gradient by? After one step both means know one gradient.",
+    WARMUP,
 )
 steps_of_adam_shrink_by_clipping = _steps(
     "steps-of-adam-shrink-by-clipping",
     (4.0, 0.1, 0.1, 0.0025),
     "Clipping scales any optimizer's step down by the same factor.",
     "Multiply a gradient by 1/40. What happens to the root of its mean square?",
+    WARMUP,
 )
 steps_are_never_clipped = _steps(
     "steps-are-never-clipped",
@@ -849,18 +978,21 @@ steps_of_adam_start_slowly = _steps(
     (4.0, 0.1, 0.01, 0.01),
     "Adam's first mean is a tenth of the gradient, so its first step is a tenth as long.",
     "Adam corrects both means for having started at 0. What is left after the correction?",
+    WARMUP,
 )
 steps_of_adam_divide_by_the_square = _steps(
     "steps-of-adam-divide-by-the-square",
     (4.0, 0.1, 0.0025, 0.1),
     "Adam divides the gradient by the mean of its square.",
     "Adam divides by a root. What is 40 divided by the root of its square?",
+    WARMUP,
 )
 steps_are_the_learning_rate = _steps(
     "steps-are-the-learning-rate",
     (0.1, 0.1, 0.1, 0.1),
     "A learning rate of 0.1 moves every weight by 0.1.",
     "Which optimizer multiplies the learning rate by the gradient, and which by its sign?",
+    WARMUP,
 )
 
 # --- train_step ---
@@ -1057,6 +1189,71 @@ def train_clip_by_the_sum_of_norms(model, opt, x, y, loss_fn, max_norm=None):
 
 
 @_train_clip(
+    believed="The norm of the gradients is the largest number in them.",
+    tell="Print the norm of all gradients together, the root of the sum of squares, after your "
+    "clipping. Is it max_norm?",
+)
+def train_clip_by_the_largest_number(model, opt, x, y, loss_fn, max_norm=None):
+    import torch
+
+    loss = loss_fn(model(x), y)
+    opt.zero_grad()
+    loss.backward()
+    if max_norm is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type=math.inf)
+    opt.step()
+    return loss.item()
+
+
+@_train_clip(
+    believed="A loss that is brought down to max_norm has gradients of that size.",
+    tell="What do you scale, the gradients or the loss? Print the norm of all gradients together "
+    "at the step.",
+)
+def train_loss_scaled_instead(model, opt, x, y, loss_fn, max_norm=None):
+    loss = loss_fn(model(x), y)
+    opt.zero_grad()
+    factor = 1.0 if max_norm is None else min(1.0, max_norm / loss.item())
+    (factor * loss).backward()
+    opt.step()
+    return loss.item()
+
+
+@_train_clip(
+    believed="Each group of the optimizer is clipped by itself.",
+    tell="An optimizer may have several groups of parameters. Print the norm of all gradients "
+    "together after your clipping. Is it max_norm?",
+)
+def train_clip_each_group(model, opt, x, y, loss_fn, max_norm=None):
+    import torch
+
+    loss = loss_fn(model(x), y)
+    opt.zero_grad()
+    loss.backward()
+    for group in opt.param_groups if max_norm is not None else ():
+        torch.nn.utils.clip_grad_norm_(group["params"], max_norm)
+    opt.step()
+    return loss.item()
+
+
+@_train_clip(
+    believed="An optimizer has one group of parameters, number 0.",
+    tell="An optimizer may have several groups of parameters. Which gradients does your clipping "
+    "see, and which does it change?",
+)
+def train_clip_first_group(model, opt, x, y, loss_fn, max_norm=None):
+    import torch
+
+    loss = loss_fn(model(x), y)
+    opt.zero_grad()
+    loss.backward()
+    if max_norm is not None:
+        torch.nn.utils.clip_grad_norm_(opt.param_groups[0]["params"], max_norm)
+    opt.step()
+    return loss.item()
+
+
+@_train_clip(
     believed="Gradients are clipped when the loss is larger than max_norm.",
     tell="Which number do you compare with max_norm? Print it beside the norm of all gradients.",
 )
@@ -1121,6 +1318,14 @@ def train_loss_with_its_graph(model, opt, x, y, loss_fn, max_norm=None):
 )
 def train_loss_detached(model, opt, x, y, loss_fn, max_norm=None):
     return train_loss_with_its_graph.answer(model, opt, x, y, loss_fn, max_norm).detach()
+
+
+@_train(
+    believed="An array of NumPy is a number.",
+    tell="Print type(...) of your result. Which method of a tensor returns a float?",
+)
+def train_loss_as_an_array(model, opt, x, y, loss_fn, max_norm=None):
+    return train_loss_detached.answer(model, opt, x, y, loss_fn, max_norm).numpy()
 
 
 @_train(
@@ -1250,7 +1455,7 @@ def _weighted(losses, weights):
 
 @_epoch(
     believed="The mean was the fault.",
-    tell="The mean is right now. Which gradients does opt.step() use?",
+    tell="Which gradients does opt.step() use, and where do the clipped ones go?",
     section=CLIPPING,
 )
 def epoch_still_clips_after_the_step(model, opt, batches, loss_fn, max_norm):
@@ -1260,7 +1465,7 @@ def epoch_still_clips_after_the_step(model, opt, batches, loss_fn, max_norm):
 
 @_epoch(
     believed="The clipping was the fault.",
-    tell="The steps are right now. What is the mean of a batch with 2 targets and one with 98?",
+    tell="A batch with 2 targets and one with 98: how much does each target weigh in your mean?",
     section=ACCUMULATION,
 )
 def epoch_still_mean_of_means(model, opt, batches, loss_fn, max_norm):
@@ -1300,8 +1505,42 @@ def epoch_gradients_add_up(model, opt, batches, loss_fn, max_norm):
 
 
 @_epoch(
+    believed="backward() replaces the gradients.",
+    tell="What do the gradients of each batch start from? Print one before and after backward().",
+    section=FIRST,
+)
+def epoch_gradients_never_cleared(model, opt, batches, loss_fn, max_norm):
+    losses = [_trained(model, opt, *batch, loss_fn, max_norm, zero=False) for batch in batches]
+    return _weighted(losses, [_counted(y) for _, y in batches])
+
+
+@_epoch(
+    believed="Clipping brings the norm to max_norm.",
+    tell="What happens in your function to gradients whose norm is below max_norm?",
+    section=CLIPPING,
+)
+def epoch_small_gradients_scaled_up(model, opt, batches, loss_fn, max_norm):
+    step = train_small_gradients_scaled_up.answer
+    losses = [step(model, opt, *batch, loss_fn, max_norm) for batch in batches]
+    return _weighted(losses, [_counted(y) for _, y in batches])
+
+
+@_epoch(
+    believed="The loss of a batch is the one after its step.",
+    tell="Which weights does the loss of each batch belong to: those before its step, or after?",
+    section=FIRST,
+)
+def epoch_loss_after_each_step(model, opt, batches, loss_fn, max_norm):
+    losses = []
+    for x, y in batches:
+        _trained(model, opt, x, y, loss_fn, max_norm)
+        losses.append(loss_fn(model(x), y).item())
+    return _weighted(losses, [_counted(y) for _, y in batches])
+
+
+@_epoch(
     believed="The weighted mean is divided by the number of batches.",
-    tell="You weigh the losses. By what do you divide their sum?",
+    tell="By what do you divide the sum of the losses?",
     section=ACCUMULATION,
 )
 def epoch_divides_by_the_batches(model, opt, batches, loss_fn, max_norm):
@@ -1487,6 +1726,41 @@ def rate_falls_along_a_cosine(step, steps, peak, warmup, decay):
     return peak * min(1.0, (step + 1) / warmup, (1 - math.cos(math.pi * left)) / 2)
 
 
+@_rate(
+    believed="The fall begins one step before the last decay steps.",
+    tell="What is your rate in step steps - decay, the first of the last decay steps?",
+)
+def rate_falls_one_step_early(step, steps, peak, warmup, decay):
+    return peak * min(1.0, (step + 1) / warmup, (steps - step) / (decay + 1))
+
+
+@_rate(
+    believed="The rate follows the highest of the three lines.",
+    tell="Which of the lines is the rate during the rise, the highest or the lowest? Print your "
+    "rate in step 0.",
+)
+def rate_takes_the_highest_line(step, steps, peak, warmup, decay):
+    return peak * max(1.0, (step + 1) / warmup, (steps - step) / decay)
+
+
+@_rate(
+    believed="Rise and fall are two lines, of which the higher one counts.",
+    tell="During the rise, how high is the line of the fall? Print both in step 0.",
+)
+def rate_takes_the_higher_of_rise_and_fall(step, steps, peak, warmup, decay):
+    return peak * min(1.0, max((step + 1) / warmup, (steps - step) / decay))
+
+
+@_rate(
+    believed="A tensor of one number is a number.",
+    tell="Print type(...) of your result. Does a rate need a tensor?",
+)
+def rate_as_a_tensor(step, steps, peak, warmup, decay):
+    import torch
+
+    return torch.tensor(peak * min(1.0, (step + 1) / warmup, (steps - step) / decay))
+
+
 # --- accumulate_step ---
 
 _accumulate = functools.partial(mistake, "accumulate_step", section=ACCUMULATION)
@@ -1606,7 +1880,7 @@ def accumulation_weighs_by_all_targets(model, opt, micro_batches, loss_fn):
 
 @_accumulate(
     believed="The counts weigh the losses, and the sum is divided by the number of micro-batches.",
-    tell="You weigh each loss. What do your weights sum to?",
+    tell="What do the weights of your losses sum to?",
 )
 def accumulation_weights_do_not_sum_to_one(model, opt, micro_batches, loss_fn):
     opt.zero_grad()
@@ -1633,6 +1907,71 @@ def accumulation_takes_zero_for_padding(model, opt, micro_batches, loss_fn):
     opt.zero_grad()
     counts = [((y != -100) & (y != 0)).sum().item() for _, y in micro_batches]
     _collect(model, micro_batches, loss_fn, [n / sum(counts) for n in counts])
+    opt.step()
+
+
+@_accumulate(
+    believed="Targets that count are those that are not negative.",
+    tell="In a regression a target may be -0.5. Which number alone says that a target does not "
+    "count?",
+)
+def accumulation_leaves_out_negative_targets(model, opt, micro_batches, loss_fn):
+    opt.zero_grad()
+    counts = [(y >= 0).sum().item() for _, y in micro_batches]
+    _collect(model, micro_batches, loss_fn, [n / max(sum(counts), 1) for n in counts])
+    opt.step()
+
+
+@_accumulate(
+    believed="Each loss is divided by the number of targets so far.",
+    tell="By which total do you divide the first loss, and by which the last? What do your "
+    "weights sum to?",
+)
+def accumulation_divides_by_the_running_total(model, opt, micro_batches, loss_fn):
+    opt.zero_grad()
+    counts = [_counted(y) for _, y in micro_batches]
+    totals = itertools.accumulate(counts)
+    weights = [n / max(total, 1) for n, total in zip(counts, totals, strict=True)]
+    _collect(model, micro_batches, loss_fn, weights)
+    opt.step()
+
+
+@_accumulate(
+    believed="The weight 0 takes a micro-batch out.",
+    tell="What is 0 times NaN? loss_fn may be any function that returns the mean.",
+)
+def accumulation_multiplies_nan_by_zero(model, opt, micro_batches, loss_fn):
+    opt.zero_grad()
+    for (x, y), share in zip(micro_batches, _shares(micro_batches), strict=True):
+        (loss_fn(model(x), y) * share).backward()
+    opt.step()
+
+
+@_accumulate(
+    believed="A loss of NaN marks a micro-batch without a target.",
+    tell="A loss may be NaN for other reasons: training may have diverged. What tells whether a "
+    "micro-batch has a target?",
+)
+def accumulation_leaves_out_losses_of_nan(model, opt, micro_batches, loss_fn):
+    opt.zero_grad()
+    for (x, y), share in zip(micro_batches, _shares(micro_batches), strict=True):
+        loss = loss_fn(model(x), y)
+        if not loss.isnan():
+            (loss * share).backward()
+    opt.step()
+
+
+@_accumulate(
+    believed="nan_to_num makes a 0 of the loss of nothing.",
+    tell="Which losses does nan_to_num change? One may be NaN because training has diverged.",
+)
+def accumulation_makes_nan_a_number(model, opt, micro_batches, loss_fn):
+    opt.zero_grad()
+    for (x, y), share in zip(micro_batches, _shares(micro_batches), strict=True):
+        (loss_fn(model(x), y).nan_to_num() * share).backward()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.nan_to_num_()
     opt.step()
 
 
@@ -1708,6 +2047,20 @@ def accumulation_one_backward(model, opt, micro_batches, loss_fn):
     opt.zero_grad()
     pairs = zip(micro_batches, _shares(micro_batches), strict=True)
     sum(loss_fn(model(x), y) * share for (x, y), share in pairs if share).backward()
+    opt.step()
+
+
+@_accumulate(
+    believed="One backward pass for each loss is enough to save memory.",
+    tell="When does your function run the model on the second micro-batch: before or after the "
+    "graph of the first is freed?",
+)
+def accumulation_all_forward_passes_first(model, opt, micro_batches, loss_fn):
+    opt.zero_grad()
+    pairs = zip(micro_batches, _shares(micro_batches), strict=True)
+    losses = [loss_fn(model(x), y) * share for (x, y), share in pairs if share]
+    for loss in losses:
+        loss.backward()
     opt.step()
 
 
@@ -1822,6 +2175,16 @@ def entropy_nan_for_a_single_key(weights, mask):
 )
 def entropy_counts_queries_with_one_key(weights, mask):
     return _relative(_entropies(weights), mask, (mask.sum(dim=-1) > 0).sum())
+
+
+@_entropy(
+    believed="A query with one key has the largest entropy that it can have, so its share is 1.",
+    tell="Which queries count? What does your mean do with one that has a single key?",
+)
+def entropy_counts_single_keys_as_one(weights, mask):
+    keys = mask.sum(dim=-1)  # (B, 1, L)
+    shares = _entropies(weights) / keys.clamp(min=2).log() + (keys == 1)
+    return shares.sum(dim=(0, 2)) / (keys > 0).sum()
 
 
 @_entropy(
@@ -1966,7 +2329,7 @@ def _quietly(model, function):
 
 @_evaluated(
     believed="The share of right answers is taken over all places.",
-    tell="Dropout and mode are right now. What do you divide by when a target is -100?",
+    tell="By what do you divide when a target is -100?",
 )
 def evaluate_counts_padding(model, batches):
     return _quietly(model, lambda: _results(model, batches, lambda y: y.numel()))
@@ -1974,7 +2337,7 @@ def evaluate_counts_padding(model, batches):
 
 @_evaluated(
     believed="The loss leaves padding out by itself; only the accuracy had to be mended.",
-    tell="Your accuracy is right. By what do you divide the sum of the losses?",
+    tell="By what do you divide the sum of the losses, and by what the number of right answers?",
 )
 def evaluate_loss_over_all_places(model, batches):
     def results():
@@ -1986,7 +2349,7 @@ def evaluate_loss_over_all_places(model, batches):
 
 @_evaluated(
     believed="The loss had to be mended; the accuracy compares everything.",
-    tell="Your loss is right. By what do you divide the number of right answers?",
+    tell="By what do you divide the number of right answers, and by what the sum of the losses?",
 )
 def evaluate_accuracy_over_all_places(model, batches):
     def results():
@@ -2040,6 +2403,17 @@ def evaluate_accuracy_in_percent(model, batches):
     return _quietly(model, results)
 
 
+@_evaluated(
+    believed="A tensor of one number is a number.",
+    tell="Print type(...) of both results. Which method of a tensor returns a Python number?",
+)
+def evaluate_returns_tensors(model, batches):
+    import torch
+
+    loss, accuracy = _quietly(model, lambda: _results(model, batches))
+    return torch.tensor(loss), torch.tensor(accuracy)
+
+
 # --- mended_masked_softmax ---
 
 _masked = functools.partial(mistake, "mended_masked_softmax", section=HALF)
@@ -2047,7 +2421,7 @@ _masked = functools.partial(mistake, "mended_masked_softmax", section=HALF)
 
 @_masked(
     believed="Minus infinity settles both complaints.",
-    tell="Hidden keys are hidden now. What does a softmax make of a row of nothing but -inf?",
+    tell="What does a softmax make of a row of nothing but -inf?",
 )
 def masked_softmax_nan_without_a_key(scores, mask):
     import torch
@@ -2057,10 +2431,62 @@ def masked_softmax_nan_without_a_key(scores, mask):
 
 @_masked(
     believed="A row without a key is set to 0, and that is all.",
-    tell="Rows without a key are right now. Is -1e4 below every score?",
+    tell="Is -1e4 below every score?",
 )
 def masked_softmax_fill_still_too_high(scores, mask):
     return scores.masked_fill(~mask, -1e4).softmax(dim=-1).masked_fill(~mask, 0.0)
+
+
+@_masked(
+    believed="Only the row without a key was at fault.",
+    tell="Is -1e4 below every score? Print the weights of hidden keys for scores of -20000.",
+)
+def masked_softmax_empty_rows_only(scores, mask):
+    weights = scores.masked_fill(~mask, -1e4).softmax(dim=-1)
+    return weights * mask.any(dim=-1, keepdim=True)
+
+
+@_masked(
+    believed="Only the fill value was at fault: -65504 still fits into float16.",
+    tell="What does a softmax make of a row in which all numbers are the same? And is -65504 below "
+    "every score of float32?",
+)
+def masked_softmax_fill_of_float16_alone(scores, mask):
+    return scores.masked_fill(~mask, -65504.0).softmax(dim=-1)
+
+
+@_masked(
+    believed="The lowest finite number is below every score.",
+    tell="What if a score is that number itself? Some number lies below all finite ones.",
+)
+def masked_softmax_lowest_number_is_no_score(scores, mask):
+    import torch
+
+    lowest = torch.finfo(scores.dtype).min
+    return scores.masked_fill(~mask, lowest).softmax(dim=-1) * mask
+
+
+@_masked(
+    believed="Adding minus infinity is the same as filling with it.",
+    tell="Ask for the gradient of the scores where a row has no allowed key. What does a sum pass "
+    "back that masked_fill does not?",
+)
+def masked_softmax_infinity_added(scores, mask):
+    import torch
+
+    bias = torch.zeros_like(scores).masked_fill(~mask, -torch.inf)
+    return (scores + bias).softmax(dim=-1).nan_to_num(0.0)
+
+
+@_masked(
+    believed="Attention weights are numbers to look at.",
+    tell="What does `.detach()` (or `no_grad`) cut off, and who needs it?",
+)
+def masked_softmax_detached(scores, mask):
+    import torch
+
+    weights = scores.detach().masked_fill(~mask, -torch.inf).softmax(dim=-1)
+    return weights.masked_fill(~mask, 0.0)
 
 
 @_masked(

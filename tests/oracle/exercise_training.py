@@ -39,15 +39,22 @@ def lm_loss(logits, targets, pad_id=None):
     return smoothed_loss(logits, targets, 0.0, (-100, pad_id))
 
 
-def lm_loss_gradient(logits, targets, pad_id=None):
-    """Return the gradient of `lm_loss` with respect to the logits."""
+def smoothed_loss_gradient(logits, targets, smoothing, ignored=(-100,)):
+    """Return the gradient of `smoothed_loss` with respect to the logits: p - q, averaged."""
     logits, targets = np.asarray(logits, dtype=float), np.asarray(targets)
     gradient = np.zeros(logits.shape)
-    counting = [p for p in np.ndindex(targets.shape) if targets[p] not in (-100, pad_id)]
+    counting = [p for p in np.ndindex(targets.shape) if targets[p] not in ignored]
     for place in counting:
-        gradient[place] = softmax_row(logits[place])
-        gradient[(*place, targets[place])] -= 1
+        V = logits.shape[-1]
+        for c, p in enumerate(softmax_row(logits[place])):
+            wanted = smoothing / V + (1 - smoothing) * (c == targets[place])
+            gradient[(*place, c)] = p - wanted
     return gradient / max(len(counting), 1)
+
+
+def lm_loss_gradient(logits, targets, pad_id=None):
+    """Return the gradient of `lm_loss` with respect to the logits."""
+    return smoothed_loss_gradient(logits, targets, 0.0, (-100, pad_id))
 
 
 def next_token_loss(logits, tokens):
@@ -200,3 +207,17 @@ def masked_softmax(scores, mask):
         if len(allowed):
             weights[row][allowed] = softmax_row(scores[row][allowed])
     return weights
+
+
+def masked_softmax_gradient(scores, mask, upstream):
+    """Return the gradient of the scores, for the gradient `upstream` of `masked_softmax`.
+
+    Weight j changes with score k by w_j ((j = k) - w_k).
+    """
+    weights, upstream = masked_softmax(scores, mask), np.asarray(upstream, dtype=float)
+    gradient = np.zeros(weights.shape)
+    for row in np.ndindex(weights.shape[:-1]):
+        w, g = weights[row], upstream[row]
+        for k in range(len(w)):
+            gradient[row][k] = sum(g[j] * w[j] * ((j == k) - w[k]) for j in range(len(w)))
+    return gradient

@@ -148,7 +148,7 @@ def chunked_with_ones(Q, K, V, chunk_size, mask=None):
     acc = np.zeros((*Q.shape[:-1], wide.shape[-1]))
     for part in np.array_split(np.arange(K.shape[-2]), -(-K.shape[-2] // chunk_size)):
         s = Q @ _t(np.take(K, part, axis=-2)) / np.sqrt(Q.shape[-1])
-        s = np.where(np.take(mask, part, axis=-1), s, -np.inf)
+        s = np.where(mask[..., part], s, -np.inf)  # np.take would copy the whole mask first
         new = np.maximum(m, s.max(axis=-1, keepdims=True))
         safe = np.nan_to_num(new, neginf=0.0)
         acc = np.exp(m - safe) * acc + np.exp(s - safe) @ np.take(wide, part, axis=-2)

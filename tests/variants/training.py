@@ -20,7 +20,9 @@ RIGHT_LOSSES = {
 TRIVIAL_LOSSES = {"zeros": (0, 0, 0), "one number": 3.91, "words": ("a", "b", "c"), "None": None}
 NEW_WRONG_LOSSES = {
     "only the real targets count": ((3.91, 2.95, 1.2), "(c) 1.2 is not the loss"),
-    "decimal logarithm": ((1.7, 2.95, 1.5), "(a) 1.7 is not the loss"),
+    "decimal logarithm, three digits": ((1.699, 2.95, 1.5), "negative natural logarithm"),
+    "one decimal": ((3.91, 2.9, 1.5), "(b) 2.9 is not the loss to two decimals"),
+    "a slip in the last digit": ((3.91, 2.95, 1.51), "(c) 1.51 is not the loss to two decimals"),
 }
 
 RIGHT_STEPS = {
@@ -29,7 +31,10 @@ RIGHT_STEPS = {
     "an array": np.array([4.0, 0.1, 0.1, 0.1]),
 }
 TRIVIAL_STEPS = {"zeros": (0, 0, 0, 0), "one number": 4.0, "words": tuple("abcd"), "None": None}
-NEW_WRONG_STEPS = {"gradient alone": ((40.0, 1.0, 0.1, 0.1), "(a) The weight does not move by 40")}
+NEW_WRONG_STEPS = {
+    "gradient alone": ((40.0, 1.0, 0.1, 0.1), "(a) The weight does not move by 40"),
+    "with a sign": ((-4.0, -0.1, -0.1, -0.1), "(a) -4: a distance has no sign"),
+}
 
 # --- lm_loss ---
 
@@ -132,6 +137,10 @@ NEW_WRONG_LM = {
     "classes in reverse": (
         lambda logits, *rest: lm_sum(logits.flip(-1), *rest),
         "no target is padding",
+    ),
+    "an array": (
+        lambda *arguments, **named: lm_sum(*arguments, **named).detach().numpy(),
+        "of type ndarray, no tensor",
     ),
     "one more target": (
         lambda logits, targets, pad_id=None: (
@@ -244,7 +253,10 @@ NEW_WRONG_MENDED_LOSS = {
         lambda model, tokens: lm_sum(model(tokens[:, :-1]) * 2, tokens[:, 1:]),
         "The loss is",
     ),
-    "detached": (lambda model, tokens: mended_nll(model, tokens).detach(), "no graph"),
+    "without the last sequence": (
+        lambda model, tokens: mended_nll(model, tokens[:-1]),
+        "The loss is",
+    ),
 }
 
 # --- smoothed_loss ---
@@ -333,6 +345,15 @@ TRIVIAL_SMOOTHED = {
     "NaN": lambda logits, targets, smoothing: NAN,
 }
 NEW_WRONG_SMOOTHED = {
+    "a gradient of the target's part alone": (
+        lambda logits, targets, smoothing: (
+            smoothed_plain(logits, targets, 0.0)
+            + (
+                smoothed_plain(logits, targets, smoothing) - smoothed_plain(logits, targets, 0)
+            ).detach()
+        ),
+        "The gradient",
+    ),
     "half the smoothing": (
         lambda logits, targets, smoothing: smoothed_plain(logits, targets, smoothing / 2),
         "classes, smoothing is",
@@ -461,7 +482,24 @@ def step_on_the_first_rows(model, opt, x, y, loss_fn, max_norm=None):
     return step_plain(model, opt, x[:2], y[: 2 * len(y) // len(x)], loss_fn, max_norm)
 
 
+def step_by_groups(model, opt, x, y, loss_fn, max_norm=None):
+    loss = loss_fn(model(x), y)
+    opt.zero_grad()
+    loss.backward()
+    if max_norm is not None:
+        share = max_norm / math.sqrt(len(opt.param_groups))
+        for group in opt.param_groups:
+            nn.utils.clip_grad_norm_(group["params"], share)
+    opt.step()
+    return loss.item()
+
+
 NEW_WRONG_STEP = {
+    "a share for each group": (step_by_groups, "two groups of parameters"),
+    "a number of NumPy in single precision": (
+        lambda *arguments: np.float32(step_plain(*arguments)),
+        "of type float32; expected a Python number",
+    ),
     "half the norm": (step_half_the_norm, "max_norm is"),
     "first rows": (step_on_the_first_rows, "after the call"),
 }
@@ -513,6 +551,10 @@ TRIVIAL_EPOCH = {
     "NaN": lambda model, opt, batches, loss_fn, max_norm: NAN,
 }
 NEW_WRONG_EPOCH = {
+    "an array": (
+        lambda *arguments: np.array(epoch_average(*arguments)),
+        "of type ndarray; expected a Python number",
+    ),
     "first batch only": (
         lambda model, opt, batches, *rest: epoch_average(model, opt, batches[:1], *rest),
         "There are three batches",
@@ -554,7 +596,7 @@ def rate_product(step, steps, peak, warmup, decay):
 
 def rate_torch(step, steps, peak, warmup, decay):
     corners = torch.tensor([1.0, (step + 1) / warmup, (steps - step) / decay], dtype=torch.double)
-    return peak * corners.min()
+    return peak * corners.min().item()
 
 
 def rate_recursive(step, steps, peak, warmup, decay):
@@ -614,11 +656,11 @@ def accumulate_plain(model, opt, micro_batches, loss_fn):
     opt.step()
 
 
-def accumulate_nan_times_zero(model, opt, micro_batches, loss_fn):
-    total = _total(micro_batches)  # PyTorch's losses pass no gradient to targets of -100
+def accumulate_filtered(model, opt, micro_batches, loss_fn):
+    kept = [(x, y) for x, y in micro_batches if not torch.all(y == -100)]
     opt.zero_grad()
-    for x, y in micro_batches:
-        (loss_fn(model(x), y) * _counting(y) / total).backward()
+    for x, y in kept:
+        (loss_fn(model(x), y) * _counting(y) / _total(kept)).backward()
     opt.step()
 
 
@@ -652,9 +694,10 @@ def accumulate_gradient_argument(model, opt, micro_batches, loss_fn):
     opt.zero_grad(set_to_none=False)
     total = _total(micro_batches)
     for x, y in micro_batches:
+        if not _counting(y):
+            continue
         loss = loss_fn(model(x), y)
-        if not loss.isnan():
-            loss.backward(torch.tensor(_counting(y) / total, dtype=loss.dtype))
+        loss.backward(torch.tensor(_counting(y) / total, dtype=loss.dtype))
     opt.step()
 
 
@@ -693,7 +736,7 @@ def accumulate_returns_the_loss(model, opt, micro_batches, loss_fn):
 
 RIGHT_ACCUMULATE = {
     "plain": accumulate_plain,
-    "NaN times 0": accumulate_nan_times_zero,
+    "filtered": accumulate_filtered,
     "scaled afterwards": accumulate_scaled_afterwards,
     "by autograd.grad": accumulate_autograd,
     "gradient of the loss": accumulate_gradient_argument,
@@ -722,7 +765,21 @@ def accumulate_twice(model, opt, micro_batches, loss_fn):
     accumulate_plain(model, opt, micro_batches, loss_fn)
 
 
+def accumulate_two_at_a_time(model, opt, micro_batches, loss_fn):
+    opt.zero_grad()
+    filled = [(x, y) for x, y in micro_batches if _counting(y)]
+    for start in range(0, len(filled), 2):
+        losses = [loss_fn(model(x), y) * _counting(y) for x, y in filled[start : start + 2]]
+        for loss in losses:
+            (loss / _total(micro_batches)).backward()
+    opt.step()
+
+
 NEW_WRONG_ACCUMULATE = {
+    "two forward passes at a time": (
+        accumulate_two_at_a_time,
+        "before the backward pass of the first",
+    ),
     "first counts double": (accumulate_first_counts_double, "three micro-batches"),
     "two steps": (accumulate_twice, "There is one micro-batch"),
 }
@@ -931,6 +988,10 @@ def _exchanged(model, batches):
 
 
 NEW_WRONG_EVALUATE = {
+    "arrays": (
+        lambda *arguments: tuple(map(np.array, _restoring(sums)(*arguments))),
+        "of type ndarray; expected a Python number",
+    ),
     "accuracy 0": (_restoring(_worst), "The accuracy is 0"),
     "exchanged": (_restoring(_exchanged), "The loss is"),
 }
@@ -951,9 +1012,11 @@ def masked_nan_to_num(scores, mask):
     return F.softmax(scores.masked_fill(~mask, float("-inf")), dim=-1).nan_to_num(0.0)
 
 
-def masked_lowest(scores, mask):
-    filled = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    return filled.softmax(-1) * mask
+def masked_peak_subtracted(scores, mask):
+    low = torch.finfo(scores.dtype).min
+    below = (scores - scores.masked_fill(~mask, low).amax(-1, keepdim=True)).double()
+    exps = below.masked_fill(~mask, -torch.inf).exp()
+    return (exps / exps.sum(-1, keepdim=True).clamp(min=1e-300)).to(scores.dtype)
 
 
 def masked_by_hand(scores, mask):
@@ -972,8 +1035,9 @@ def masked_rows(scores, mask):
 
 
 def masked_added(scores, mask):
-    bias = torch.zeros_like(scores).masked_fill(~mask, -torch.inf)
-    return torch.nan_to_num((scores + bias).float().softmax(-1)).to(scores.dtype)
+    closed = ~mask & mask.any(-1, keepdim=True)
+    bias = torch.zeros_like(scores).masked_fill(closed, -torch.inf)
+    return (scores + bias).float().softmax(-1).to(scores.dtype) * mask
 
 
 def masked_empty_rows_opened(scores, mask):
@@ -990,7 +1054,7 @@ RIGHT_MASKED = {
     "minus infinity": masked_infinity,
     "where": masked_where,
     "nan_to_num": masked_nan_to_num,
-    "lowest number": masked_lowest,
+    "peak subtracted": masked_peak_subtracted,
     "by hand": masked_by_hand,
     "rows": masked_rows,
     "added": masked_added,
@@ -1007,7 +1071,13 @@ NEW_WRONG_MASKED = {
     "sharper": (lambda scores, mask: masked_where(scores * 2, mask), "The scores are near 0"),
     "hidden keys at -1e8 in float32": (
         lambda scores, mask: scores.float().masked_fill(~mask, -1e8).softmax(-1).to(scores.dtype),
-        "One query has no allowed key",
+        "the lowest finite number of float32",
+    ),
+    "half the gradient": (
+        lambda scores, mask: masked_where((scores.double() / 2 + scores.detach() / 2), mask).to(
+            scores.dtype
+        ),
+        "The gradient of the scores",
     ),
 }
 
