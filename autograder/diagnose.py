@@ -11,6 +11,7 @@ import numpy as np
 
 from .checks import Failed, rng_for
 from .learner import Learner, LiveLearner, measured_in
+from .sandbox import ServerGone
 from .wire import Handle
 
 MORE_SEEDS = 3  # tried until one mistake is left
@@ -187,6 +188,8 @@ def _fails(check, question, learner: Learner, seed):
         check.function(learner, rng_for(seed, question, check))
     except Failed as failure:
         return failure
+    except ServerGone:
+        raise
     except Exception:  # the answer raises, or gives what no check foresaw
         return None
     return None

@@ -275,6 +275,8 @@ def run_check(question, check, learner, seed):
         if error.kind == "not_attempted" and unwritten and unwritten != question.id:
             return "error", f"The answer calls `{unwritten}`, which is still to be written."
         return error.kind, str(error)
+    except ServerGone:
+        raise  # no fault of the answer
     except Exception as error:  # an answer gave what no check foresaw
         return "error", (
             f"What the answer gave cannot be checked ({type(error).__name__}: {str(error)[:200]}). "

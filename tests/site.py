@@ -91,6 +91,13 @@ def recorder_of(left):
     return Recorder
 
 
+def launch(playwright, proxy):
+    """Start a browser that sends all but its own machine's requests to a proxy."""
+    return playwright.chromium.launch(
+        executable_path=CHROMIUM, args=[*QUIET, f"--proxy-server={proxy}"]
+    )
+
+
 @dataclass
 class Visit:
     """What was found on one page, at one width, in one theme."""
@@ -126,10 +133,12 @@ LOOK = """() => {
 }"""
 
 
-def visit(browser, address, width, theme):
-    """Open a page and look it over; returns a `Visit`."""
-    from axe_playwright_python.sync_playwright import Axe
+def visit(browser, address, width, theme, *, colors_of_code):
+    """Open a page and look it over; returns a `Visit`.
 
+    Code has the same colors on every page, and a long chapter has thousands of pieces of it: one
+    page with ``colors_of_code`` stands for all.
+    """
     found = Visit()
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
     page = context.new_page()
@@ -147,20 +156,29 @@ def visit(browser, address, width, theme):
     )
     for name, value in page.evaluate(LOOK).items():
         setattr(found, name, value)
-    # Without preload: axe would fetch the style sheets again and resolve what they import wrongly.
-    options = {"resultTypes": ["violations"], "preload": False}
-    if width < 1000:  # colors do not depend on the width, and to compare them takes seconds
-        options["rules"] = {"color-contrast": {"enabled": False}}
-    report = Axe().run(page, options=options).response
-    found.violations = [
-        f"{v['impact']}: {v['id']}: {v['help']}: {[n['target'] for n in v['nodes']][:3]}"
-        for v in report["violations"]
-        if v["impact"] in ("serious", "critical")
-    ]
+    if width >= 1000 or theme == "light":  # a narrow page is the same in the dark but for colors
+        found.violations = violations(page, colors=width >= 1000, colors_of_code=colors_of_code)
     if theme == "dark":
         found.grounds = figure_grounds(page)
     context.close()
     return found
+
+
+def violations(page, *, colors, colors_of_code):
+    """List what axe finds serious; to compare colors takes seconds and does not need each width."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    # Without preload: axe would fetch the style sheets again and resolve what they import wrongly.
+    options = {"resultTypes": ["violations"], "preload": False}
+    if not colors:
+        options["rules"] = {"color-contrast": {"enabled": False}}
+    context = {"exclude": [["div.highlight"]]} if colors and not colors_of_code else None
+    report = Axe().run(page, context=context, options=options).response
+    return [
+        f"{v['impact']}: {v['id']}: {v['help']}: {[n['target'] for n in v['nodes']][:3]}"
+        for v in report["violations"]
+        if v["impact"] in ("serious", "critical")
+    ]
 
 
 def figure_grounds(page):

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -68,23 +69,31 @@ def world(book):
         site.serving(site.recorder_of(left)) as proxy,
         sync_playwright() as playwright,
     ):
-        browser = playwright.chromium.launch(
-            executable_path=site.CHROMIUM, args=[*site.QUIET, f"--proxy-server={proxy}"]
-        )
+        browser = site.launch(playwright, proxy)
         base = f"http://{host}/html"
-        yield SimpleNamespace(browser=browser, base=base, asked=asked, left=left)
+        yield SimpleNamespace(browser=browser, base=base, proxy=proxy, asked=asked, left=left)
         browser.close()
 
 
 @pytest.fixture(scope="session")
 def visits(world):
     """Every page at every width in every theme, and the hosts that were asked meanwhile."""
-    found = {}
-    for page, width, theme in LOOKS:
-        found[page, width, theme] = site.visit(
-            world.browser, f"{world.base}/{page}.html", width, theme
-        )
-    return found, list(world.left)
+    from playwright.sync_api import sync_playwright
+
+    def visit_all(looks):
+        with sync_playwright() as playwright:
+            browser = site.launch(playwright, world.proxy)
+            return {
+                (page, width, theme): site.visit(
+                    *(browser, f"{world.base}/{page}.html", width, theme),
+                    colors_of_code=page == CHAPTER,
+                )
+                for page, width, theme in looks
+            }
+
+    with ThreadPoolExecutor(2) as pool:  # each thread with a browser of its own
+        first, second = pool.map(visit_all, (LOOKS[::2], LOOKS[1::2]))
+    return first | second, list(world.left)
 
 
 @pytest.fixture
@@ -164,7 +173,8 @@ def test_a_look_finds_what_is_wrong(world, book):
       <div style="width: 3000px; color: #eee; background: #fff">pale</div></article>
       <script>console.error("seen"); fetch("http://outside.invalid/").catch(() => 0)</script>""")
     try:
-        found = site.visit(world.browser, f"{world.base}/bad.html", 1280, "light")
+        address = f"{world.base}/bad.html"
+        found = site.visit(world.browser, address, 1280, "light", colors_of_code=True)
     finally:
         bad.unlink()
         world.asked[:] = [entry for entry in world.asked if entry[1] < 400]
