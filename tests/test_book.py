@@ -139,6 +139,14 @@ def test_pages_that_should_have_formulas_and_figures_have_them(visits):
     assert sum(image["name"] == "inline drawing" for image in start.images) == 2
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_names_in_formulas_keep_no_backslash(name):
+    r"""MathJax prints the backslash of ``\text{chunk\_size}``; ``\mathtt`` takes it as meant."""
+    paths = [site.ROOT / f"{name}{suffix}" for suffix in (".ipynb", ".md")]
+    source = next(path for path in paths if path.exists()).read_text("utf-8")
+    assert re.findall(r"\\text\{[^}]*\\_[^}]*\}", source.replace(r"\\", "\\")) == []
+
+
 @needs_browser
 def test_nothing_was_asked_from_another_host(world, visits):
     assert [host for host in visits[1] if not host.endswith(site.OWN_HOSTS)] == []

@@ -485,7 +485,7 @@ def test_the_example_of_the_blocks_is_right(notebook):
 def test_the_bounds_that_are_told_are_those_of_the_checks(notebook):
     texts = {grade_id(cell): cell.source for cell in notebook.cells}
     d_k, d_v = 1, 2
-    bound = r"$8 \cdot L \cdot (\text{chunk\_size} + d_k + d_v)$"
+    bound = r"$8 \cdot L \cdot (\mathtt{chunk\_size} + d_k + d_v)$"
     assert 8 * checks.LONG * (checks.CHUNK + d_k + d_v) == checks.CHUNKED_NUMBERS
     assert 8 * checks.LONG * (d_k + 1) * (d_v + 1) == checks.LINEAR_NUMBERS
     for question in (
