@@ -14,7 +14,6 @@ import sys
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # system calls, on every processor
 VERSION, PATH_BENEATH = 1, 1
-PR_SET_NO_NEW_PRIVS = 38
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 TRUNCATE = 1 << 14
@@ -24,11 +23,9 @@ RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # how many rights of files each ve
 TCP = 0b11  # to listen and to connect, from version 4
 SCOPES = 0b11  # abstract sockets and signals, from version 6
 
-SYSTEM = (
-    *("/usr", "/lib", "/lib64", "/bin", "/sbin"),
-    *("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"),
-    *("/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu"),
-)
+# what an interpreter and its libraries may need of the system
+PROGRAMS = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")
+SYSTEM = (*PROGRAMS, "/etc/localtime", "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
@@ -55,6 +52,8 @@ def version():
 
 def close_files(readable, writable):
     """Keep this process, and all that it starts, from opening other files, for good.
+
+    It must have given up new privileges before: see `isolation.restrict`.
 
     It also keeps it from TCP, from sockets in the abstract namespace and from signals to
     processes outside, as far as the kernel's version can.
@@ -83,7 +82,6 @@ def close_files(readable, writable):
             for path in paths:
                 with contextlib.suppress(FileNotFoundError):
                     _allow(rules, path, rights & every_right)
-        _libc().prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         return _call(RESTRICT_SELF, rules, 0) == 0
     finally:
         os.close(rules)
@@ -102,8 +100,4 @@ def _allow(rules, path, rights):
 
 
 def _call(number, *arguments):
-    return _libc().syscall(number, *arguments)
-
-
-def _libc():
-    return ctypes.CDLL(None, use_errno=True)
+    return ctypes.CDLL(None, use_errno=True).syscall(number, *arguments)

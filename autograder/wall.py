@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# what an interpreter and its libraries may need of the system
-SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")
+from .landlock import PROGRAMS
+
 OWN = ("answers.py", "isolation.py", "landlock.py", "server.py", "wire.py")
 HOME = Path("/grader/autograder")  # where the server's own files lie inside
 SCRATCH = "/scratch"  # where each submission mounts a folder of its own, see `isolation.py`
@@ -42,7 +42,7 @@ def walled(command, folders, hidden):
     list of str
     """
     here = Path(__file__).parent
-    seen = dict.fromkeys([*SYSTEM, sys.base_prefix, sys.base_exec_prefix, *folders])
+    seen = dict.fromkeys([*PROGRAMS, sys.base_prefix, sys.base_exec_prefix, *folders])
     arguments = [shutil.which("bwrap"), "--die-with-parent", "--new-session", "--unshare-all"]
     if os.geteuid() == 0:
         # Root needs no user namespace for this, and must not be root inside: the server gives

@@ -1,9 +1,9 @@
-"""Losses and clipping in NumPy. (Cross-entropy and Adam are tested in test_encoder_layer.py.)"""
+"""Losses in NumPy. (Cross-entropy and Adam are tested in test_encoder_layer.py.)"""
 
 import numpy as np
 import pytest
 
-from attention.in_numpy.training import clip_gradients, lm_loss, next_token_loss
+from attention.in_numpy.training import lm_loss, next_token_loss
 
 from .oracle import training as oracle
 
@@ -92,22 +92,3 @@ def test_the_gradient_keeps_the_dtype(dtype):
 def test_a_wrong_argument_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-@pytest.mark.parametrize("max_norm", [0.5, 100.0])
-def test_clipping_scales_all_arrays_together(max_norm):
-    rng = np.random.default_rng(4)
-    gradients = {"W": rng.normal(size=(4, 3)), "b": 5 * rng.normal(size=3)}
-    before = {name: g.copy() for name, g in gradients.items()}
-    clipped, norm = clip_gradients(gradients, max_norm)
-    expected = oracle.clip(list(before.values()), max_norm)
-    np.testing.assert_allclose(norm, np.sqrt(sum((g**2).sum() for g in before.values())))
-    for name, array in zip(before, expected, strict=True):
-        np.testing.assert_allclose(clipped[name], array, **CLOSE)
-        assert (gradients[name] == before[name]).all()
-
-
-def test_clipping_leaves_gradients_of_0_alone():
-    clipped, norm = clip_gradients({"W": np.zeros(3)}, 1.0)
-    assert norm == 0
-    assert (clipped["W"] == 0).all()

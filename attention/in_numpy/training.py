@@ -246,7 +246,7 @@ def warmup_cosine(step, steps, warmup=0):
     return (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2
 
 
-# --- targets that do not count, and gradients that are too large -----------------------------
+# --- targets that do not count ---------------------------------------------------------------
 
 IGNORED = -100  # the target that PyTorch's losses leave out by default
 
@@ -313,26 +313,3 @@ def next_token_loss(logits, tokens):
     dlogits = np.zeros_like(logits)
     loss, dlogits[..., :-1, :] = lm_loss(logits[..., :-1, :], tokens[..., 1:])
     return loss, dlogits
-
-
-def clip_gradients(gradients, max_norm):
-    """Scale all gradients together down to a norm, if theirs is larger.
-
-    Pascanu et al. (2013), "On the difficulty of training recurrent neural
-    networks".
-
-    Parameters
-    ----------
-    gradients : dict of str to ndarray
-    max_norm : float
-
-    Returns
-    -------
-    gradients : dict of str to ndarray
-        New arrays.
-    norm : float
-        Of all gradients together, before.
-    """
-    norm = math.sqrt(sum(float((g**2).sum()) for g in gradients.values()))
-    factor = min(1.0, max_norm / norm) if norm > 0 else 1.0
-    return {name: g * factor for name, g in gradients.items()}, norm

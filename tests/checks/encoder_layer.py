@@ -26,7 +26,6 @@ from ..oracle import exercise_encoder_layer as more
 from . import LIBRARY
 
 NORM = "Layer norm"
-WHICH = "Which numbers are averaged"
 NORM_BACKWARD = "Its backward pass"
 FORWARD = "The feed-forward layer"
 FORWARD_BACKWARD = "Its backward pass, and GELU"

@@ -35,7 +35,6 @@ WHOLE = "The whole function"
 COSTS = "What it costs"
 PARITY = "Parity with PyTorch"
 IN_TORCH = "The same layer in PyTorch"
-SILENT = "Two mistakes that raise no error"
 
 LAYER_ARGUMENTS = ("X", "W_q", "W_k", "W_v", "W_o")
 

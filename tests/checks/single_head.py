@@ -500,7 +500,6 @@ def equal_sizes_with_which_wrong_mends_run(rng):
 # --- additive attention ---
 
 additive_attention = Question("additive_attention", section="Step 2: compare", forbid=READY_MADE)
-ADDITIVE = ("Q", "K", "V", "W_q", "W_k", "w")
 
 
 def _additive_inputs(rng, L_q, L_k, d_q, d_k, d_v, d_a, lead=()):

@@ -26,7 +26,6 @@ LINEAR = "Linear attention"
 RECURRENCE = "A recurrence again"
 CACHE = "The key-value cache"
 GROUPED = "Grouped-query heads"
-WRONG = "How it goes wrong"
 
 
 def _t(x):
